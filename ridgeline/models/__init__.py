@@ -1,1 +1,1 @@
-"""What is computed: ModelSpec, decoder, weight loaders, tokenizers, chat templates, the model registry."""
+"""Models: ModelSpec, decoders, weight loaders, tokenizers, chat templates, the model registry."""

@@ -1,4 +1,4 @@
-"""The errors of the models layer: each says what is wrong with which file, and what to do about it."""
+"""The errors of the models layer: each says which file is wrong, why, and what to do."""
 
 from __future__ import annotations
 
@@ -6,15 +6,15 @@ PICKLE_SUFFIXES = frozenset({".bin", ".pt", ".pth", ".pkl", ".ckpt"})
 
 
 class ModelError(Exception):
-    """Base of everything that can be wrong with a model: its name, files, configuration or template."""
+    """Base of all errors in a model's name, files, configuration or template."""
 
 
 class ModelNotFound(ModelError):
-    """No model answers to this name or path."""
+    """No model has this name or path."""
 
 
 class UnsupportedModel(ModelError):
-    """The model is well-formed, but uses something this version cannot serve; the message names it."""
+    """The model is well-formed, but uses a feature this version cannot serve; the message names it."""
 
 
 class BrokenModel(ModelError):
@@ -22,4 +22,4 @@ class BrokenModel(ModelError):
 
 
 class TemplateError(ModelError):
-    """The chat template is missing, or refused these messages."""
+    """The chat template is missing, or rejected these messages."""

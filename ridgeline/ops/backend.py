@@ -1,6 +1,6 @@
-"""The seam under the decoder: a backend is a namespace of ops, chosen once, at start.
+"""The interface below the decoder: a backend is a namespace of ops, chosen once at start.
 
-`reference` is the specification; `torch_backend` is the one that serves. A native or GPU backend is another
+`reference` is the specification; `torch_backend` is used for serving. A native or GPU backend is another
 module with these functions and the same tests. No op decides anything about requests.
 """
 
@@ -50,7 +50,7 @@ _BACKENDS: dict[str, Backend] = {"torch": torch_backend, "reference": reference}
 
 
 def select_backend(name: str = "auto") -> Backend:
-    """The backend of this name; "auto" is the fastest one that runs here."""
+    """The backend of this name; "auto" is the fastest one available."""
     if name == "auto":
         return torch_backend
     if name not in _BACKENDS:

@@ -1,7 +1,7 @@
 """StepInputs: everything one forward pass needs besides weights and KV cache, as tensors.
 
 The runner builds it from a step plan; the decoder and the attention ops read it. Rows (one per sequence) are
-packed one after the other along the token axis, prefill chunks and decodes mixed.
+concatenated along the token axis, prefill chunks and decodes mixed.
 """
 
 from __future__ import annotations
@@ -15,10 +15,10 @@ from torch import Tensor
 
 @dataclass(frozen=True, slots=True)
 class InputRow:
-    """One sequence's share of a step: these tokens, the first of them at position `start`.
+    """One sequence's part of a step: these tokens, the first of them at position `start`.
 
-    block_table: the sequence's KV blocks, at least as many as cover start + len(token_ids) tokens
-    logits_from: offset of the first token whose logits are wanted, to the row's end; None wants none
+    block_table: the sequence's KV blocks, enough to cover start + len(token_ids) tokens
+    logits_from: offset of the first token whose logits are needed, up to the row's end; None: no logits
     """
 
     token_ids: Sequence[int]
@@ -32,8 +32,8 @@ class StepInputs:
     """T tokens in R rows; L of the tokens need logits. All integer tensors are int64.
 
     token_ids    [T]
-    positions    [T]      place of each token in its own sequence
-    slots        [T]      where each token's KV goes: block · block_size + offset
+    positions    [T]      position of each token in its own sequence
+    slots        [T]      slot of each token's KV: block · block_size + offset
     query_starts [R + 1]  row r owns tokens query_starts[r] … query_starts[r + 1] - 1
     context_lens [R]      tokens of the row's sequence, this step's included
     block_tables [R, B]   KV blocks of each row, padded with 0

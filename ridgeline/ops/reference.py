@@ -63,14 +63,14 @@ def write_kv(keys: Tensor, values: Tensor, kv: Tensor, slots: Tensor) -> None:
 
 @dataclass(frozen=True, slots=True)
 class AttentionPlan:
-    """What attention needs to know about a step; the same for all layers with the same window."""
+    """The data about a step that attention needs; the same for all layers with the same window."""
 
     inputs: StepInputs
     window: int | None
 
 
 def plan_attention(inputs: StepInputs, window: int | None) -> AttentionPlan:
-    """Made once per step and window, read by every layer. Backends put what they precompute in theirs."""
+    """Made once per step and window, read by every layer. Backends add what they precompute."""
     return AttentionPlan(inputs, window)
 
 
@@ -80,9 +80,9 @@ def paged_attention(
     """[T, H, D] → [T, H, D]: causal attention of each token over its own sequence's cached keys and values.
 
     The step's own keys and values must have been written. Query head h reads KV head h // (H / K). A token
-    sees itself and what came before it; with a window of w, itself and the w - 1 tokens before. Scores
+    sees itself and the tokens before it; with a window of w, itself and the w - 1 tokens before. Scores
     are q · k · scale, with softcap c then c · tanh(score / c); softmax in float32. Slots outside
-    a row's context are never read: they may hold anything, NaN included. Tolerance 1e-5.
+    a row's context are never read: they may contain anything, NaN included. Tolerance 1e-5.
     """
     inputs = plan.inputs
     group = q.shape[1] // kv.shape[3]

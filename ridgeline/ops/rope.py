@@ -1,8 +1,8 @@
 """Rotary position embedding: frequencies, their scalings, and the cosine and sine tables.
 
 Computed once at start, rounded to float32 at every step, because checkpoints were trained and are compared
-with float32 angles. Equal to `transformers.modeling_rope_utils` to the last bit or two. In numpy, for every
-backend.
+with float32 angles. Equal to `transformers.modeling_rope_utils` up to the last bit or two. In numpy, for
+every backend.
 """
 
 from __future__ import annotations
@@ -47,8 +47,8 @@ def scale_llama3(
 def scale_yarn(
     theta: float, dim: int, factor: float, original_context: float, beta_fast: float, beta_slow: float
 ) -> Floats:
-    """Keep dimensions that turn more than beta_fast times in the original context, stretch those that turn
-    less than beta_slow times, ramp linearly between."""
+    """Keep dimensions that rotate more than beta_fast times in the original context, stretch those that
+    rotate less than beta_slow times, ramp linearly between."""
 
     def dimension_turning(times: float) -> float:
         return dim * math.log(original_context / (times * 2 * math.pi)) / (2 * math.log(theta))
@@ -56,7 +56,7 @@ def scale_yarn(
     low = max(math.floor(dimension_turning(beta_fast)), 0)
     high = float(min(math.ceil(dimension_turning(beta_slow)), dim - 1))
     if low == high:
-        high += 0.001  # a step instead of a ramp, without dividing by zero
+        high += 0.001  # a step instead of a ramp, avoiding a division by zero
     ramp = (np.arange(dim // 2, dtype=np.float32) - low) / (high - low)
     kept_share = 1 - np.clip(ramp, 0, 1, dtype=np.float32)
     wavelengths = _wavelengths(theta, dim)
@@ -65,7 +65,7 @@ def scale_yarn(
 
 
 def yarn_attention_factor(factor: float) -> float:
-    """What yarn multiplies cosine and sine with when the checkpoint does not say."""
+    """Yarn's factor for cosine and sine if the checkpoint does not state it."""
     return 0.1 * math.log(factor) + 1.0 if factor > 1 else 1.0
 
 
@@ -83,6 +83,6 @@ def rope_tables(
 
 
 def _wavelengths(theta: float, dim: int) -> Floats:
-    """[dim / 2] positions per radian. Powers in double precision, rounded once, are nearly always torch's."""
+    """[dim / 2] positions per radian. Powers in double precision, rounded once, nearly always match torch."""
     exponents = np.arange(0, dim, 2, dtype=np.float32) / np.float32(dim)
     return np.power(np.float64(theta), exponents.astype(np.float64)).astype(np.float32)

@@ -1,9 +1,9 @@
-"""Choosing a token from logits: the specification, in numpy, one row at a time.
+"""Sampling a token from logits: the specification, in numpy, one row at a time.
 
 The order is fixed: bias, penalties, suppressed ids, temperature, min-p, top-k, top-p, draw. A draw depends
-on nothing but the row's logits, (seed, position) and the parameters: never on the rest of the batch.
-A batched or device twin must choose the same token wherever the float arithmetic leaves no tie; the engine's
-sampler uses `sampling_fast`.
+only on the row's logits, (seed, position) and the parameters, never on the rest of the batch. A batched or
+device twin must choose the same token wherever the float arithmetic leaves no tie; the engine's sampler uses
+`sampling_fast`.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ def apply_penalties(
     presence: float,
     frequency: float,
 ) -> None:
-    """In place. Repetition looks at prompt and output; presence and frequency at the output alone.
+    """In place. Repetition counts prompt and output; presence and frequency only the output.
 
     repetition r: a seen token's logit is divided by r when positive, multiplied by r when negative.
     presence p:   minus p once for every token of the output.
@@ -55,7 +55,7 @@ def apply_penalties(
 
 
 def suppress(logits: FloatRow, tokens: Iterable[int]) -> None:
-    """These ids cannot be chosen (end tokens before min_tokens), in place."""
+    """Exclude these ids (end tokens before min_tokens), in place."""
     for token in tokens:
         logits[token] = -np.inf
 
@@ -65,7 +65,7 @@ def candidate_probs(
 ) -> DoubleRow:
     """Probabilities [V] in token order after temperature and filters; unnormalised, zero where filtered out.
 
-    min-p keeps what is at least min_p times as likely as the best; top-k the k best (ties with the k-th all
+    min-p keeps tokens at least min_p times as likely as the best; top-k the k best (all ties with the k-th
     stay); top-p the smallest set of best tokens whose share of what min-p and top-k left reaches top_p.
     """
     scaled = logits.astype(np.float64)
@@ -73,7 +73,7 @@ def candidate_probs(
     scaled /= temperature
     probs: DoubleRow = np.exp(scaled)
     if min_p > 0.0:
-        probs[probs < min_p] = 0.0  # the best has probability weight exactly 1
+        probs[probs < min_p] = 0.0  # the best token's weight is exactly 1
     if 0 < top_k < probs.size:
         kth_best = np.partition(probs, probs.size - top_k)[probs.size - top_k]
         probs[probs < kth_best] = 0.0
@@ -96,11 +96,11 @@ def smallest_of_nucleus(weights: DoubleRow, wanted: float) -> float:
 
 
 def draw(probs: DoubleRow, seed: int, position: int) -> int:
-    """A token in proportion to its weight: every possible token runs an exponential race, the first wins.
+    """Draw a token in proportion to its weight, by an exponential race: the first token to finish wins.
 
-    token = argmax of probs / noise. A change of the last bits of a weight can turn the result only where
-    two runners are that close, and never through the weights of others. (Looking one random number up in
-    the cumulative weights would: the many tiny tokens of a tail all move when anything before them does.)
+    token = argmax of probs / noise. A change in the last bits of a weight changes the result only if two
+    tokens are that close, and never through the weights of others. (Looking up one random number in the
+    cumulative weights would: all the tiny tokens of a tail move when anything before them does.)
     """
     possible = np.flatnonzero(probs)
     return int(possible[np.argmax(probs[possible] / exponentials_at(seed, position, possible))])
@@ -109,8 +109,8 @@ def draw(probs: DoubleRow, seed: int, position: int) -> int:
 def exponentials_at(seed: int, position: int, tokens: IntRow) -> DoubleRow:
     """Exp(1) noise of these tokens at output position `position` of stream `seed`.
 
-    Counter-based: SplitMix64 over (seed, position, token). Nothing is remembered between draws, so any one
-    can be repeated without replaying those before it.
+    Counter-based: SplitMix64 over (seed, position, token). There is no state between draws, so any one can be
+    repeated without replaying those before it.
     """
     state = tokens.astype(np.uint64) * GAMMA + stream_start(seed, position)
     state = (state ^ (state >> np.uint64(30))) * MIX_1
@@ -122,7 +122,7 @@ def exponentials_at(seed: int, position: int, tokens: IntRow) -> DoubleRow:
 
 
 def stream_start(seed: int, position: int) -> np.uint64:
-    """What the noise of output position `position` of stream `seed` is counted from."""
+    """The start of the counter for the noise of output position `position` of stream `seed`."""
     return np.uint64(mix64(mix64(seed) + position))
 
 

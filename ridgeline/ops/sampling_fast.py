@@ -1,8 +1,8 @@
 """The fast twin of `ops.sampling`: the same token for the same row, seed and parameters, in less time.
 
-A vocabulary is large and what can win is few, so the few are found first by comparing float32 logits; only
-they are exponentiated, sorted and given noise. What the filters keep, and who wins the race, is decided by
-the same double arithmetic as in the specification. Called by the engine's sampler, one row at a time.
+A vocabulary is large and few tokens can win, so these are found first by comparing float32 logits; only they
+are exponentiated, sorted and given noise. The filters and the race use the same double arithmetic as the
+specification. Called by the engine's sampler, one row at a time.
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ import numpy as np
 from ridgeline.ops import sampling
 from ridgeline.ops.sampling import DoubleRow, FloatRow, IntRow
 
-_GROUPS = 1024  # the vocabulary is dealt into so many groups; the best of each say where the best are
-_FIRST_RUNNERS = 64  # of the race are the best; nearly always one of them wins it
-_NUCLEUS_TRIES = (64, 512)  # so many of the best are looked at before all are sorted
-_SLACK = 1e-6  # relative: where a rounding could decide, a little more is looked at than must be
+_GROUPS = 1024  # the vocabulary is split into this many groups; their maxima show where the best tokens are
+_FIRST_RUNNERS = 64  # the best tokens race first; nearly always one of them wins
+_NUCLEUS_TRIES = (64, 512)  # numbers of best tokens examined before all are sorted
+_SLACK = 1e-6  # relative margin: where rounding could decide, a few more tokens are examined
 
 
 def choose(
@@ -49,7 +49,7 @@ def choose_among(
     seed: int,
     position: int,
 ) -> int:
-    """As `choose` from logits that are -inf but for these tokens, in id order; for tokens that are few."""
+    """Like `choose` from logits that are -inf except for these few tokens, in id order."""
     own = logits[tokens]
     weights = _keep(_weights(own, float(own.max()), temperature), min_p, top_k)
     if top_p < 1.0:
@@ -68,9 +68,9 @@ def top_tokens(logits: FloatRow, count: int) -> list[int]:
 
 
 def best_candidates(logits: FloatRow, count: int) -> IntRow:
-    """Ids, in order, of the `count` best logits and of some that are as good as the last of them.
+    """Ids, in order, of the `count` best logits and of some that equal the last of them.
 
-    The count-th best of the groups' maxima: at least `count` logits reach it, so the count best all do.
+    Uses the count-th best of the groups' maxima: at least `count` logits reach it, so the count best all do.
     """
     size = logits.size // _GROUPS
     if size < 2 or count > _GROUPS // 2:
@@ -83,7 +83,7 @@ def best_candidates(logits: FloatRow, count: int) -> IntRow:
 def _filter_cheaply(
     logits: FloatRow, top: float, temperature: float, min_p: float, top_k: int
 ) -> IntRow | None:
-    """Ids of all that min-p and top-k keep and maybe a few more; None where neither is asked for."""
+    """Ids of all tokens that min-p and top-k keep, and maybe a few more; None if neither is set."""
     tokens: IntRow | None = None
     if 0 < top_k < logits.size:
         tokens = best_candidates(logits, top_k)
@@ -95,7 +95,7 @@ def _filter_cheaply(
 
 
 def _weights(logits: FloatRow, top: float, temperature: float, out: DoubleRow | None = None) -> DoubleRow:
-    """As candidate_probs computes them, number by number."""
+    """The same numbers as candidate_probs computes."""
     scaled: DoubleRow = np.subtract(logits, top, out=out, dtype=np.float64)
     scaled /= temperature
     weights: DoubleRow = np.exp(scaled, out=scaled)
@@ -103,7 +103,7 @@ def _weights(logits: FloatRow, top: float, temperature: float, out: DoubleRow | 
 
 
 def _keep(weights: DoubleRow, min_p: float, top_k: int) -> DoubleRow:
-    """The exact filters, on what the cheap ones let through."""
+    """The exact filters, on the tokens that the cheap ones kept."""
     if min_p > 0.0:
         weights[weights < min_p] = 0.0
     if 0 < top_k < weights.size:
@@ -123,7 +123,7 @@ def _nucleus_of_all(
         if float(best.sum()) >= wanted * (1.0 + _SLACK):
             break
     else:
-        # All that is smaller than this sums up to less than what the nucleus leaves.
+        # All smaller tokens together weigh less than what the nucleus leaves out.
         tokens = np.flatnonzero(weights >= (1.0 - _SLACK) * (1.0 - top_p) * wanted / top_p / weights.size)
         best = weights[tokens]
     best[best < sampling.smallest_of_nucleus(best, wanted)] = 0.0
@@ -131,8 +131,8 @@ def _nucleus_of_all(
 
 
 def _race_of_all(logits: FloatRow, top: float, temperature: float, seed: int, position: int) -> int:
-    """The whole vocabulary runs. The best run first; of the others only those run whose noise is so small
-    that the best of them, with it, would beat the leader.
+    """A race of the whole vocabulary. The best tokens run first; of the others only those run whose noise is
+    so small that the best of them, with it, would beat the leader.
     """
     first = best_candidates(logits, _FIRST_RUNNERS)
     weights = _weights(logits[first], top, temperature)
@@ -145,22 +145,22 @@ def _race_of_all(logits: FloatRow, top: float, temperature: float, seed: int, po
         return leader
     place, score = _fastest(_weights(logits[others], top, temperature), others, seed, position)
     challenger = int(others[place])
-    # The first runners may be among the others; of equal scores the specification takes the lower id.
+    # The first tokens may be among the others; of equal scores the specification takes the lower id.
     return challenger if (score, -challenger) > (lead, -leader) else leader
 
 
 def _fastest(weights: DoubleRow, tokens: IntRow, seed: int, position: int) -> tuple[int, float]:
-    """Place and score of the winner among these."""
+    """Position and score of the winner among these."""
     scores = weights / sampling.exponentials_at(seed, position, tokens)
     place = int(scores.argmax())
     return place, float(scores[place])
 
 
 def _tokens_with_noise_below(noise: float, seed: int, position: int, vocab: int) -> IntRow:
-    """All tokens whose exponential noise is below `noise`, and a few whose noise is hardly above it.
+    """All tokens whose exponential noise is below `noise`, and a few whose noise is slightly above it.
 
     The noise is -log of a uniform number made of the state's upper 53 bits, so small noise is a large state.
-    The hash's last shift leaves the upper 31 bits as they are: they decide, with one of them to spare.
+    The hash's last shift does not change the upper 31 bits: they decide, with one bit to spare.
     """
     least = max(0, int(math.exp(-noise) * 2.0**31) - 2) << 33
     state = _scratch("state", vocab).view(np.uint64)
@@ -189,8 +189,8 @@ _scratch_of_thread = _Scratch()
 
 
 def _scratch(use: str, size: int) -> DoubleRow:
-    """A row to overwrite, this thread's own, for this use alone. Allocated once: the kernel clears the pages
-    of every new row of a vocabulary's size, which takes longer than the arithmetic.
+    """A scratch row of this thread for this purpose. Allocated once: the OS clears the pages of every new row
+    of a vocabulary's size, which takes longer than the arithmetic.
     """
     row = _scratch_of_thread.rows.get((use, size))
     if row is None:

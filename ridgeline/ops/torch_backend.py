@@ -30,15 +30,15 @@ __all__ = [
 
 NAME = "torch"
 
-# Decode rows that see fewer tokens than this are padded to one length: the calls cost more than the padding.
+# Decode rows with fewer tokens than this are padded to one length: calls cost more than the padding.
 _SMALL_CONTEXT = 256
-# Keys gathered for one call at most: 64 rows of 8,192 tokens at once would take a gigabyte of scratch.
+# Most keys gathered for one call: 64 rows of 8,192 tokens at once would take a gigabyte of scratch.
 _GATHERED_TOKENS = 32_768
 
 
 @dataclass(frozen=True, slots=True)
 class _DecodeGroup:
-    """Rows of one query each, padded to N keys. mask is None where nothing is padded."""
+    """Rows of one query each, padded to N keys. mask is None if nothing is padded."""
 
     queries: Tensor  # [B] indices into the step's tokens
     slots: Tensor  # [B · N]
@@ -57,8 +57,8 @@ class _PrefillRow:
 
 @dataclass(frozen=True, slots=True)
 class AttentionPlan:
-    """`scratch` is memory for gathered keys and values, by number of slots, shared by all layers of a step:
-    fresh memory for each layer costs more in page faults than the copy into it."""
+    """`scratch`: memory for gathered keys and values, by number of slots, shared by all layers of a step:
+    new memory for each layer costs more in page faults than the copy into it."""
 
     decodes: list[_DecodeGroup]
     prefills: list[_PrefillRow]
@@ -66,7 +66,7 @@ class AttentionPlan:
 
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
-    """As `reference.rms_norm`; one fused call where x is float32 already."""
+    """Like `reference.rms_norm`; one fused call if x is already float32."""
     if x.dtype == torch.float32:
         return F.rms_norm(x, weight.shape, weight, eps)
     return F.rms_norm(x.float(), weight.shape, weight, eps).to(x.dtype)
@@ -80,7 +80,7 @@ def plan_attention(inputs: StepInputs, window: int | None) -> AttentionPlan:
     for row, context in enumerate(contexts):
         if starts[row + 1] - starts[row] == 1:
             visible = context if window is None else min(context, window)
-            # By powers of two: padding at most doubles what is read.
+            # By powers of two: padding at most doubles the data read.
             groups[max(visible, _SMALL_CONTEXT).bit_length()].append(row)
         else:
             prefills.append(_prefill_row(inputs, row, starts[row], starts[row + 1], context, window))
@@ -99,7 +99,7 @@ def batched(rows: list[int], size: int) -> list[list[int]]:
 def paged_attention(
     q: Tensor, kv: Tensor, plan: AttentionPlan, scale: float, softcap: float | None = None
 ) -> Tensor:
-    """As `reference.paged_attention`, within 1e-5 in float32."""
+    """Like `reference.paged_attention`, within 1e-5 in float32."""
     heads, head_dim = q.shape[1:]
     kv_heads = kv.shape[3]
     out = torch.empty_like(q)
@@ -123,7 +123,7 @@ def _gather(
 ) -> tuple[Tensor, Tensor]:
     """Keys and values at `slots` [batch · N], each [batch, K, N, D]; valid until the next gather."""
     kv_heads, head_dim = kv.shape[3:]
-    # As a matrix: index_select is several times faster over rows of one dimension than over K × D.
+    # As a matrix: index_select is several times faster over one-dimensional rows than over K × D.
     rows = kv.view(2, -1, kv_heads * head_dim)
     if len(slots) not in scratch:
         scratch[len(slots)] = kv.new_empty(2, len(slots), kv_heads * head_dim)
@@ -142,7 +142,7 @@ def _decode_group(inputs: StepInputs, rows: list[int], window: int | None) -> _D
     positions = first + torch.arange(longest, device=index.device)  # [B, N]
     real = positions < context
     # Padding points at the row's own newest token: a slot that is always written, so masked keys and
-    # values are finite whatever the unused blocks hold.
+    # values are finite whatever the unused blocks contain.
     positions = torch.minimum(positions, context - 1)
     blocks = inputs.block_tables[index].gather(1, positions // inputs.block_size)
     slots = blocks * inputs.block_size + positions % inputs.block_size

@@ -1,8 +1,8 @@
-"""Structured logs: one line per event, JSON for machines or text for people, standard library only.
+"""Structured logs: one line per event, JSON for programs or text for terminals, standard library only.
 
 `setup` is called once per process; everything else logs through `logging` with extra fields. In JSON format
-every line is an event: other libraries' records, warnings, uncaught exceptions, and what `say` and `fail`
-print for a person in text format. Prompts and answers are never logged: `log_request` takes figures alone.
+every line is an event: other libraries' records, warnings, uncaught exceptions, and the output of `say` and
+`fail`. Prompts and answers are never logged: `log_request` takes numbers only.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ LEVELS = ("debug", "info", "warning", "error")
 requests = logging.getLogger("ridgeline.request")
 _log = logging.getLogger("ridgeline")
 
-# What every LogRecord carries anyway; anything else on it came in through `extra=`.
+# The standard attributes of a LogRecord; all others came in through `extra=`.
 _STANDARD_FIELDS = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime", "taskName"}
 _HANDLER_NAME = "ridgeline"
 
@@ -36,7 +36,7 @@ def setup(level: str = "info", format: Format = "auto", stream: TextIO | None = 
     `level` is for ridgeline's own loggers; other libraries log from `warning` on.
     """
     if level.lower() not in LEVELS:
-        raise ValueError(f"log level {level!r} is none of {', '.join(LEVELS)}")
+        raise ValueError(f"unknown log level {level!r}; use one of {', '.join(LEVELS)}")
     if format == "auto":
         format = "text" if (stream or sys.stderr).isatty() else "json"
     handler: logging.StreamHandler[TextIO] = _Stderr() if stream is None else logging.StreamHandler(stream)
@@ -53,7 +53,7 @@ def setup(level: str = "info", format: Format = "auto", stream: TextIO | None = 
 
 
 def say(text: str, message: str, **fields: Any) -> None:
-    """Print `text` on stdout for a person. In JSON format: log one event with `message` and `fields`."""
+    """Print `text` on stdout. In JSON format: log one event with `message` and `fields`."""
     if _is_json():
         _log.info(message, extra=fields)
     else:
@@ -61,7 +61,7 @@ def say(text: str, message: str, **fields: Any) -> None:
 
 
 def fail(text: str) -> None:
-    """Say on stderr why the process ends. In JSON format: one event."""
+    """Print on stderr why the process ends. In JSON format: log one event."""
     if _is_json():
         _log.error(text)
     else:
@@ -69,7 +69,7 @@ def fail(text: str) -> None:
 
 
 def for_people() -> TextIO:
-    """A stream for lines that a person reads: stderr. In JSON format each line becomes an event."""
+    """A stream for human-readable lines: stderr. In JSON format each line becomes an event."""
     return _LineEvents() if _is_json() else sys.stderr
 
 
@@ -92,7 +92,7 @@ class _LineEvents(io.TextIOBase, TextIO):
 
 
 class _Stderr(logging.StreamHandler[TextIO]):
-    """Writes to the stderr of the moment of writing: it may be replaced after `setup`."""
+    """Writes to the current stderr: it may be replaced after `setup`."""
 
     def __init__(self) -> None:
         logging.Handler.__init__(self)
@@ -103,7 +103,7 @@ class _Stderr(logging.StreamHandler[TextIO]):
 
 
 def _log_what_python_prints() -> None:
-    """Warnings and uncaught exceptions. A hook that another library has set is left alone."""
+    """Log warnings and uncaught exceptions. A hook set by another library is not replaced."""
     logging.captureWarnings(True)
     if sys.excepthook is sys.__excepthook__:
         sys.excepthook = _uncaught
@@ -126,7 +126,7 @@ def log_request(
     finish_reason: str = "",
     error: str = "",
 ) -> None:
-    """The one line of a finished or refused request. `error` is our own message, never the client's text."""
+    """The one line of a finished or rejected request. `error` is our own message, never the client's text."""
     fields: dict[str, Any] = {"request_id": request_id, "endpoint": endpoint, "status": status}
     if finish_reason:
         fields["finish_reason"] = finish_reason
@@ -139,7 +139,7 @@ def log_request(
 
 
 def timing_fields(timing: TimingRecord) -> dict[str, Any]:
-    """A request's figures as they are logged: milliseconds and tokens. Unknown ones are left out."""
+    """A request's logged values: milliseconds and tokens. Unknown ones are left out."""
     seconds = {
         "queue_ms": timing.queue_s,
         "ttft_ms": timing.ttft_s,
@@ -168,7 +168,8 @@ class JsonFormatter(logging.Formatter):
         event.update(_extra_fields(record))
         if record.exc_info:
             event["exception"] = self.formatException(record.exc_info)
-        return json.dumps(event, default=str)  # ASCII: what ends a line elsewhere (U+2028) is escaped here
+        # ASCII: characters that end a line elsewhere (U+2028) are escaped.
+        return json.dumps(event, default=str)
 
 
 class TextFormatter(logging.Formatter):
@@ -190,8 +191,8 @@ def _extra_fields(record: logging.LogRecord) -> dict[str, Any]:
 
 
 def _readable(value: Any) -> str:
-    """A value with spaces is quoted, one with line ends or terminal codes is escaped: a log line stays one
-    line, splittable, and harmless to look at.
+    """A value with spaces is quoted; line ends and terminal codes are escaped, so that an event stays on one
+    line, can be split, and is safe to print.
     """
     text = str(value)
     if not text.isprintable():

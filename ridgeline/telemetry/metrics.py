@@ -1,6 +1,6 @@
-"""ServerMetrics: one front's Prometheus metrics, under the names operators know from vLLM.
+"""ServerMetrics: one server's Prometheus metrics, under the names operators know from vLLM.
 
-The server calls it when a request ends, is refused or cut, and when an engine starts or is restarted;
+The server calls it when a request ends, is rejected or disconnected, and when an engine starts or restarts;
 `render` answers /metrics. It only reads TimingRecord and EngineStats, and measures nothing itself.
 """
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 PREFIX = "ridgeline:"
 
 # Bucket edges in seconds. The finest are below a step of the smallest model on a GPU, the coarsest beyond
-# what a client waits for.
+# what clients wait for.
 TTFT_BUCKETS = (
     0.001,
     0.005,
@@ -88,7 +88,7 @@ REQUEST_BUCKETS_S = (
 )
 LENGTH_BUCKETS = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000, 10_000, 20_000, 50_000, 100_000)
 
-# name → (what it says, bucket edges); every one is observed at most once per request
+# name → (help, bucket edges); each is observed at most once per request
 HISTOGRAMS: dict[str, tuple[str, tuple[float, ...]]] = {
     "time_to_first_token_seconds": ("Arrival to the first output token", TTFT_BUCKETS),
     "request_time_per_output_token_seconds": (
@@ -104,10 +104,10 @@ HISTOGRAMS: dict[str, tuple[str, tuple[float, ...]]] = {
     "request_generation_tokens": ("Output tokens of a request", LENGTH_BUCKETS),
 }
 
-# name → (what it says, how it is read off EngineStats)
+# name → (help, its value from EngineStats)
 ENGINE_GAUGES: dict[str, tuple[str, Callable[[EngineStats], float]]] = {
     "num_requests_running": ("Sequences being computed", lambda stats: stats.running),
-    "num_requests_waiting": ("Requests queued, but for background ones", lambda stats: stats.waiting),
+    "num_requests_waiting": ("Requests queued, without background ones", lambda stats: stats.waiting),
     "num_background_requests_waiting": (
         "Background requests queued",
         lambda stats: stats.waiting_background,
@@ -117,11 +117,11 @@ ENGINE_GAUGES: dict[str, tuple[str, Callable[[EngineStats], float]]] = {
     "kv_blocks_total": ("KV blocks in the pool", lambda stats: stats.kv_blocks_total),
 }
 
-# name without _total → (what it says, field of EngineStats)
+# name without _total → (help, field of EngineStats)
 ENGINE_COUNTERS: dict[str, tuple[str, str]] = {
     "prefix_cache_queries": ("Prompt tokens looked up in the prefix cache", "prefix_queries"),
     "prefix_cache_hits": ("Prompt tokens found in the prefix cache", "prefix_hits"),
-    "num_preemptions": ("Sequences that lost their KV blocks and were computed again", "preemptions"),
+    "num_preemptions": ("Sequences that lost their KV blocks and were recomputed", "preemptions"),
     "recomputed_tokens": ("Tokens computed again because of preemption", "recomputed_tokens"),
     "prompt_tokens": ("Prompt tokens computed or found in the cache", "prompt_tokens"),
     "generation_tokens": ("Output tokens", "output_tokens"),
@@ -130,15 +130,15 @@ ENGINE_COUNTERS: dict[str, tuple[str, str]] = {
 
 
 class EngineTotals:
-    """The engine's counters added up over all engines this front has had, so that they never fall.
+    """The engine's counters summed over all engines of this server, so that they never decrease.
 
-    Stats of a dead engine may still come in after its restart was announced (a scrape in between): they are
-    told from the new engine's by their last step, which was before the restart.
+    Stats of a dead engine may still arrive after its restart was announced (a scrape in between): they are
+    recognised by their last step, which was before the restart.
     """
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
-        self._past = EngineStats()  # engines before the last restart, but for the very last of them
+        self._past = EngineStats()  # engines before the last restart, except the last of them
         self._dead = EngineStats()  # the engine that died last
         self._live = EngineStats()
         self._restarted_at = 0.0
@@ -148,7 +148,7 @@ class EngineTotals:
             if stats.last_step_end > self._dead.last_step_end:
                 self._dead = stats
             return
-        if stats.steps < self._live.steps:  # a restart nobody announced
+        if stats.steps < self._live.steps:  # an unannounced restart
             self._begin_new_engine(stats.last_step_end)
         self._live = stats
 
@@ -165,13 +165,13 @@ class EngineTotals:
 
 
 class TokenGaps:
-    """The one histogram that sees every token: counted here, a request at a time, with no lock for each."""
+    """The one histogram observed for every token: counted here once per request, without a lock per token."""
 
     name = "inter_token_latency_seconds"
-    doc = "Between one output token and the next"
+    doc = "Time between output tokens"
 
     def __init__(self) -> None:
-        self._counts = [0] * (len(TOKEN_BUCKETS_S) + 1)  # the last: beyond all edges
+        self._counts = [0] * (len(TOKEN_BUCKETS_S) + 1)  # the last one: beyond all edges
         self._sum_s = 0.0
 
     def observe(self, gaps_s: list[float]) -> None:
@@ -190,7 +190,7 @@ class TokenGaps:
 
 
 class ServerMetrics:
-    """All metrics of one front. Not a singleton: each has a registry of its own."""
+    """All metrics of one server. Not a singleton: each has its own registry."""
 
     def __init__(self, model_name: str = "", clock: Callable[[], float] = time.monotonic) -> None:
         from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
@@ -214,20 +214,22 @@ class ServerMetrics:
             Counter, "request_success", "Requests that ended, by reason", "finished_reason", "endpoint"
         )
         self._refused = labelled(
-            Counter, "request_refused", "Requests not accepted, by reason", "reason", "status"
+            Counter, "request_refused", "Requests rejected, by reason", "reason", "status"
         )
-        self._restarts = labelled(Counter, "engine_restarts", "Engines started again after a death")
-        self._cuts = labelled(Counter, "slow_readers_cut", "Streams ended because the client read too slowly")
-        self._startup = labelled(Gauge, "startup_seconds", "Where the last start's time went", "stage")
+        self._restarts = labelled(Counter, "engine_restarts", "Engine restarts after a crash")
+        self._cuts = labelled(
+            Counter, "slow_readers_cut", "Streams closed because the client read too slowly"
+        )
+        self._startup = labelled(Gauge, "startup_seconds", "Seconds of the last start, by stage", "stage")
         self._memory = labelled(Gauge, "memory_bytes", "Memory by kind, as planned at the last start", "kind")
         self._registry.register(_EngineCollector(self))
 
     def request_finished(
         self, timing: TimingRecord, endpoint: str, finish_reason: str, background: bool = False
     ) -> None:
-        """Count one accepted request that ended, however it ended. Call it once, after `sent` is stamped.
+        """Count one accepted request that ended, for any reason. Call it once, after `sent` is stamped.
 
-        Of one in the background only that it ended: its times say nothing of what anybody waits for.
+        For a background request only its end is counted: no user waits for it, so its times are not observed.
         """
         self._success.labels(self.model_name, finish_reason, endpoint).inc()
         if background:
@@ -261,18 +263,18 @@ class ServerMetrics:
             self._memory.labels(self.model_name, kind).set(size)
 
     def engine_restarted(self, last: EngineStats | None = None) -> None:
-        """An engine died and is being started again. `last`: the final stats heard from the dead one."""
+        """An engine died and is being restarted. `last`: the final stats received from the dead one."""
         if last is not None:
             self._totals.observe(last)
         self._totals.restart()
         self._restarts.inc()
 
     def render(self, stats: EngineStats, engine_up: bool = True) -> tuple[bytes, str]:
-        """The exposition text and its content type, with the engine's figures as of now."""
+        """The exposition text and its content type, with the engine's current figures."""
         return render_all([(self, stats, engine_up)])
 
     def families(self, stats: EngineStats, engine_up: bool) -> Iterator[Metric]:
-        """Every metric, with the engine's figures as of now."""
+        """Every metric, with the engine's current figures."""
         self._totals.observe(stats)
         self._stats = stats if engine_up else replace(stats, running=0, waiting=0, kv_blocks_held=0)
         self._engine_up = engine_up
@@ -280,8 +282,8 @@ class ServerMetrics:
 
 
 def render_all(scrapes: Sequence[tuple[ServerMetrics, EngineStats, bool]]) -> tuple[bytes, str]:
-    """The exposition text of several models and its content type: one family of each name, told apart by
-    their model_name.
+    """The exposition text of several models and its content type: one family per name, labelled by
+    model_name.
     """
     from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 
@@ -297,7 +299,7 @@ def render_all(scrapes: Sequence[tuple[ServerMetrics, EngineStats, bool]]) -> tu
 
 @dataclass(frozen=True)
 class _Families:
-    """What the exposition writer takes for a registry."""
+    """The registry interface that the exposition writer needs."""
 
     families: list[Metric]
 
@@ -306,7 +308,7 @@ class _Families:
 
 
 class _EngineCollector:
-    """The metrics that are made at scrape time: read off EngineStats, and the gaps between tokens."""
+    """The metrics created at scrape time: from EngineStats, and the gaps between tokens."""
 
     def __init__(self, metrics: ServerMetrics) -> None:
         self._metrics = metrics

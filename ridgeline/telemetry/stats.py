@@ -1,4 +1,4 @@
-"""EngineStats and StepRecord: the engine's own figures, sent to the front with every step's output."""
+"""EngineStats and StepRecord: the engine's own figures, sent to the server with every step's output."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class EngineStats:
-    """Gauges as of now, counters since the engine started."""
+    """Current gauges, and counters since the engine started."""
 
     running: int = 0
-    waiting: int = 0  # but for those in the background
+    waiting: int = 0  # without background requests
     kv_blocks_total: int = 0
     kv_blocks_held: int = 0  # referenced by a live sequence
     kv_blocks_cached: int = 0  # unreferenced, reusable by prefix
@@ -23,7 +23,7 @@ class EngineStats:
     prompt_tokens: int = 0  # computed or found
     output_tokens: int = 0
     last_step_end: float = 0.0  # monotonic; 0 = no step yet
-    step_tokens: int = 0  # a step's budget now: less than configured after the device ran out of memory
+    step_tokens: int = 0  # the current step budget: less than configured after the device ran out of memory
     waiting_background: int = 0
 
     @property
@@ -33,15 +33,15 @@ class EngineStats:
 
 @dataclass(frozen=True, slots=True)
 class StepRecord:
-    """One step as the planner needs it: what was computed, over how much context, in what time."""
+    """One step as the planner needs it: tokens computed, context, and time."""
 
     step_id: int
     start: float  # monotonic
     prefill_tokens: int
     prefill_rows: int
-    prefill_context_product: int  # Σ chunk · context: what prefill attention costs
+    prefill_context_product: int  # Σ chunk · context: the cost of prefill attention
     decode_batch: int
     decode_context: int  # Σ KV tokens read by decode rows
-    wall_s: float  # the forward pass and sampling: from its launch to its result
+    wall_s: float  # the forward pass and sampling, from launch to result
     schedule_s: float
-    busy_s: float = 0.0  # of wall_s, what came after the end of the step before: these add up
+    busy_s: float = 0.0  # the part of wall_s after the end of the previous step: these add up

@@ -1,7 +1,7 @@
-"""TimingRecord: the one place where the moments of a request's life are kept.
+"""TimingRecord: the only record of the timestamps of a request.
 
-All stamps are `time.monotonic()` seconds, comparable between processes of one machine. The engine stamps
-the inference side, the front adds the end-to-end side; logs, metrics and benchmarks only read.
+All are `time.monotonic()` seconds, comparable between processes of one machine. The engine stamps the
+inference side, the server adds the end-to-end side; logs, metrics and benchmarks only read.
 """
 
 from __future__ import annotations
@@ -11,10 +11,11 @@ from dataclasses import dataclass, field
 
 @dataclass(slots=True)
 class TimingRecord:
-    arrival: float = 0.0  # the front received the request
+    arrival: float = 0.0  # the server received the request
     admitted: float | None = None  # left the queue for the first time
     first_prefill: float | None = None  # the first step that computes it was launched
-    token_times: list[float] = field(default_factory=list)  # one stamp per output token, first token included
+    # One timestamp per output token, the first included.
+    token_times: list[float] = field(default_factory=list)
     end: float | None = None  # the engine finished or ended it
     sent: float | None = None  # the last byte was handed to the client's socket
     prompt_tokens: int = 0
@@ -62,13 +63,13 @@ class TimingRecord:
 
     @property
     def inference_s(self) -> float | None:
-        """Time in the engine after the queue: what the hardware is answerable for."""
+        """Time in the engine after the queue, which the hardware determines."""
         if self.end is None or self.admitted is None:
             return None
         return self.end - self.admitted
 
     @property
     def e2e_s(self) -> float | None:
-        """Arrival to the last byte sent (or, where no front was involved, to the engine's end)."""
+        """Arrival to the last byte sent (without a server, to the engine's end)."""
         last = self.sent if self.sent is not None else self.end
         return None if last is None else last - self.arrival

@@ -1,8 +1,9 @@
-"""Traces: W3C trace context in and out, spans made at a request's end from times that are known anyway.
+"""Traces: W3C trace context in and out; spans are created at a request's end from timestamps that exist
+anyway.
 
-Shared by the gateway and the server. A request that is not sampled costs a look at its headers. Spans leave
-by OTLP over HTTP from a thread of their own; when that falls behind, they are dropped and counted. A span
-holds figures and names, never text of a request.
+Shared by the gateway and the server. A request that is not sampled costs one header lookup. Spans are sent by
+OTLP over HTTP from a separate thread; when it falls behind, they are dropped and counted. A span holds
+numbers and names, never a request's text.
 """
 
 from __future__ import annotations
@@ -31,8 +32,8 @@ Attributes = dict[str, str | bool | int | float]
 PATH = "/v1/traces"
 EXPORT_TIMEOUT_S = 5.0
 BATCH = 512  # spans in one export
-MAX_CHOICES = 16  # of one request that have spans of their own
-LAST_EXPORT_S = 3.0  # for what waits when the process ends
+MAX_CHOICES = 16  # choices of one request that get their own spans
+LAST_EXPORT_S = 3.0  # time limit for pending spans when the process ends
 
 _TRACEPARENT = re.compile(
     rb"([0-9a-f]{2})-([0-9a-f]{32})-([0-9a-f]{16})-([0-9a-f]{2})(-.*)?", flags=re.DOTALL
@@ -41,7 +42,7 @@ _TRACEPARENT = re.compile(
 
 @dataclass(frozen=True, slots=True)
 class TraceContext:
-    """Whose part a request is. Ids in hexadecimal, as the header has them."""
+    """The parent of a request's spans. Ids in hexadecimal, as in the header."""
 
     trace_id: str
     span_id: str
@@ -56,12 +57,12 @@ class TraceContext:
 
 
 def read_traceparent(header: bytes) -> TraceContext | None:
-    """None for anything that the W3C recommendation calls invalid: a broken header is as good as none."""
+    """None for anything invalid by the W3C recommendation: a broken header is treated as missing."""
     found = _TRACEPARENT.fullmatch(header)
     if found is None:
         return None
     version, trace_id, span_id, flags, more = found.groups()
-    # Version 00 ends here; later ones may go on behind another dash; ff is none.
+    # Version 00 ends here; later ones may continue after another dash; ff is invalid.
     if version == b"ff" or (version == b"00" and more is not None):
         return None
     if trace_id == b"0" * 32 or span_id == b"0" * 16:
@@ -84,16 +85,16 @@ def _nonzero(size: int) -> str:
 
 @dataclass(slots=True)
 class Span:
-    """One part of a request's life. Times are `time.monotonic()` seconds of this machine."""
+    """One part of a request. Times are `time.monotonic()` seconds of this machine."""
 
     name: str
     trace_id: str
-    parent_id: str  # empty: a trace's beginning
+    parent_id: str  # empty: the root of a trace
     start: float
     end: float
     kind: Kind = "internal"
     attributes: Attributes = field(default_factory=dict)
-    error: str = ""  # a short type of error, no message
+    error: str = ""  # a short error type, no message
     span_id: str = field(default_factory=new_span_id)
 
     def child(self, name: str, start: float, end: float, kind: Kind = "internal") -> Span:
@@ -101,11 +102,11 @@ class Span:
 
 
 class SpanExport:
-    """Takes finished spans from any thread and sends them on from its own."""
+    """Accepts finished spans from any thread and sends them from its own."""
 
     def __init__(self, endpoint: str, service: str, max_waiting: int = 2048, batch_s: float = 1.0) -> None:
-        """endpoint: a collector's base URL; headers it wants come from OTEL_EXPORTER_OTLP_HEADERS."""
-        self.dropped = 0  # requests whose spans were lost: too many waited, or nobody took them
+        """endpoint: a collector's base URL; headers come from OTEL_EXPORTER_OTLP_HEADERS."""
+        self.dropped = 0  # requests whose spans were lost: the queue was full, or the collector rejected them
         self.sent = 0
         self._max_waiting = max_waiting
         self._batch_s = batch_s
@@ -120,7 +121,7 @@ class SpanExport:
         self._thread.start()
 
     def offer(self, spans: list[Span]) -> None:
-        """All spans of one request. Never waits."""
+        """Add all spans of one request. Never blocks."""
         if len(self._waiting) >= self._max_waiting or self._closed.is_set():
             self.dropped += 1
             return
@@ -129,7 +130,7 @@ class SpanExport:
             self._wake.set()
 
     def close(self) -> None:
-        """Send what waits, if somebody takes it soon."""
+        """Send the pending spans, if the collector accepts them soon."""
         if not self._closed.is_set():
             self._closed.set()
             self._wake.set()
@@ -142,7 +143,7 @@ class SpanExport:
             self._wake.wait()
             self._closed.wait(self._batch_s)
             self._wake.clear()
-            last = self._closed.is_set()  # asked after clearing: a close that comes later wakes it again
+            last = self._closed.is_set()  # read after clearing: a later close wakes it again
             while self._waiting:
                 self._send_batch()
 
@@ -156,24 +157,24 @@ class SpanExport:
         try:
             readable = [self._encoder.readable(span, clock_ns) for span in spans]
             taken = self._exporter.export(readable).name == "SUCCESS"
-        except Exception:  # whatever it is, the thread must live
+        except Exception:  # the thread must survive any error
             taken = False
         if taken:
             self.sent += len(spans)
         else:
             self.dropped += requests
-        if taken != self._is_taken:  # said once, not with every batch
+        if taken != self._is_taken:  # logged once, not with every batch
             self._is_taken = taken
             log.log(
                 logging.INFO if taken else logging.WARNING,
-                "traces are taken again"
+                "the OTLP endpoint accepts traces again"
                 if taken
-                else "traces are not taken by the OTLP endpoint; dropping them",
+                else "the OTLP endpoint does not accept traces; dropping them",
             )
 
 
 class _Encoder:
-    """Our spans as those of opentelemetry-sdk, whose exporter knows the wire format."""
+    """Our spans as spans of opentelemetry-sdk, whose exporter has the wire format."""
 
     def __init__(self, service: str) -> None:
         from opentelemetry.sdk.resources import Resource
@@ -183,7 +184,7 @@ class _Encoder:
         self._scope = InstrumentationScope("ridgeline")
 
     def readable(self, span: Span, clock_ns: int) -> ReadableSpan:
-        """clock_ns: what makes a monotonic time one of the day; one for all spans that must fit together."""
+        """clock_ns: offset from monotonic to wall-clock time; one for all spans that must fit together."""
         from opentelemetry.sdk.trace import ReadableSpan
         from opentelemetry.trace import SpanContext, SpanKind, Status, StatusCode, TraceFlags
 
@@ -211,21 +212,21 @@ def _traces_url(endpoint: str) -> str:
 
 
 def require_exporter() -> None:
-    """Raises OptionError where the packages that send traces are not installed."""
+    """Raises OptionError if the packages that send traces are not installed."""
     try:
         import opentelemetry.exporter.otlp.proto.http.trace_exporter
         import opentelemetry.sdk.trace  # noqa: F401
     except ModuleNotFoundError as error:
         raise OptionError(
             f"otlp_endpoint needs the package {error.name}, which is not installed: "
-            "pip install 'ridgeline[otel]', or drop the option"
+            "pip install 'ridgeline[otel]', or remove the option"
         ) from error
 
 
 def _exporter(url: str) -> Any:
     from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
 
-    # It would write an endpoint's whole address, and a traceback, for every batch that is not taken.
+    # It would log the endpoint's full URL and a traceback for every rejected batch.
     logging.getLogger("opentelemetry").setLevel(logging.CRITICAL)
     return OTLPSpanExporter(endpoint=url, timeout=EXPORT_TIMEOUT_S)
 
@@ -242,7 +243,7 @@ def server_spans(
 ) -> list[Span]:
     """One request at a server: server.request, below it engine.queue, .prefill, .decode of each choice.
 
-    with_engine: whether the timings tell of the engine's part; an encoder's do not.
+    with_engine: whether the timings include the engine's part; an encoder's do not.
     """
     start = min(timing.arrival for timing in timings)
     end = max(_end(timing) for timing in timings)

@@ -1,1 +1,1 @@
-"""What the server and the gateway share as HTTP servers: listener, TLS, connection bounds, host checks."""
+"""HTTP code shared by the server and the gateway: listener, TLS, connection limits, host checks."""

@@ -1,8 +1,8 @@
-"""BoundedConnection: uvicorn's HTTP connection with bounds on what comes before a request reaches the app.
+"""BoundedConnection: uvicorn's HTTP connection with limits on what arrives before a request reaches the app.
 
-uvicorn bounds neither the size of a request's head nor the time it takes to arrive, nor how many connections
-are open. Made by `web.listener` for every connection, of the server and of the gateway; what is refused here
-has the same shape of error as everywhere, and never reaches the app.
+uvicorn limits neither the size of a request's head nor the time it takes to arrive, nor the number of open
+connections. Created by `web.listener` for every connection of the server and of the gateway; a request
+rejected here gets an error of the usual shape and never reaches the app.
 """
 
 from __future__ import annotations
@@ -22,22 +22,22 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResp
 from ridgeline.web.websocket import WebSocketConnection
 
 MAX_HEADERS = 100
-CONNECTION = "ridgeline.connection"  # where a scope has it
-WRITE_BUFFER_BYTES = 64 << 10  # over TLS the default is 8 times as much, which would hide a slow reader
-LINGER_S = 10.0  # for the rest of a body that was answered before it had all arrived
+CONNECTION = "ridgeline.connection"  # key in the ASGI scope
+WRITE_BUFFER_BYTES = 64 << 10  # over TLS the default is 8 times as much, which would hide a slow client
+LINGER_S = 10.0  # seconds for the rest of a body that was answered before it had arrived
 
 
 @dataclass(slots=True)
 class ConnectionLimits:
-    """The bounds, and the count of what they bound: one for all connections of a server."""
+    """The limits and their counters: one object for all connections of a server."""
 
     head_bytes: int
     head_s: float
     connections: int
     per_address: int | None
     by_address: Counter[str] = field(default_factory=Counter)  # TLS handshakes included
-    handshakes: int = 0  # TLS connections that are accepted and not open yet
-    is_draining: bool = False  # every answer that begins is its connection's last
+    handshakes: int = 0  # TLS connections accepted and not open yet
+    is_draining: bool = False  # every new answer is the last of its connection
 
     def enter(self, address: str) -> None:
         self.by_address[address] += 1
@@ -66,11 +66,11 @@ class BoundedConnection(HttpToolsProtocol):
         super().__init__(**options)
         self._limits = limits
         self._address = ""
-        self._head_bytes = 0  # of a head that is not complete
+        self._head_bytes = 0  # bytes of an incomplete head
         self._in_head = True
         self._refused = False
         self._refusal: Refusal | None = None  # written when the requests before it are answered
-        self._running: RequestResponseCycle | None = None  # the oldest one of a pipeline
+        self._running: RequestResponseCycle | None = None  # the oldest request of a pipeline
         self._alarm: asyncio.TimerHandle | None = None
         self.before_made: Callable[[], None] | None = None  # set by a TlsListener
         self.when_gone: Callable[[], None] | None = None  # set by the app for the request it is answering
@@ -88,13 +88,13 @@ class BoundedConnection(HttpToolsProtocol):
         elif limits.per_address is not None and limits.by_address[self._address] > limits.per_address:
             self._refuse(_too_many(f"{limits.per_address} connections are open from {self._address}"))
         else:
-            self._await_head()  # a connection that never says anything is not kept either
+            self._await_head()  # an idle connection is closed too
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._stop_alarm()
         self._limits.leave(self._address)
         if self._running is not None and not self._running.response_complete:
-            self._running.disconnected = True  # uvicorn tells the newest alone
+            self._running.disconnected = True  # uvicorn notifies only the newest one
             self._running.message_event.set()
         super().connection_lost(exc)
         if self.when_gone is not None:
@@ -105,7 +105,7 @@ class BoundedConnection(HttpToolsProtocol):
     def data_received(self, data: bytes) -> None:
         if self._refused:
             return
-        # What is not a head goes by in the same pieces; only a head that stays incomplete is counted.
+        # Bodies arrive in the same pieces; only a head that stays incomplete is counted.
         super().data_received(data)
         if self._in_head and not self._refused:
             self._head_bytes += len(data)
@@ -132,16 +132,16 @@ class BoundedConnection(HttpToolsProtocol):
         ):
             self._refuse(Refusal(400, "an HTTP/1.1 request must have one Host header", "invalid_http"))
         else:
-            # An app that wants to know of a lost client at once need not keep a task that waits for it.
+            # An app can be notified of a lost client at once without a waiting task.
             self.scope[CONNECTION] = self  # type: ignore[literal-required]
             super().on_headers_complete()
             if self._limits.is_draining:
                 self.cycle.keep_alive = False
 
     def drain(self, idle_s: float) -> None:
-        """Say `connection: close` with the last answer that has not begun.
+        """Send `connection: close` with the last answer that has not begun.
 
-        A connection that is idle, or whose answer has begun without these words, stays open for `idle_s`: its
+        A connection that is idle, or whose answer began without this header, stays open for `idle_s`: its
         client may have sent the next request already.
         """
         self.timeout_keep_alive = idle_s  # type: ignore[assignment]
@@ -167,7 +167,7 @@ class BoundedConnection(HttpToolsProtocol):
         if self._refusal is not None and (self._running is None or self._running.response_complete):
             self._write(self._refusal)
         elif self.cycle.more_body and self._alarm is None and not self.transport.is_closing():
-            # Answered early: the client may finish sending, so that it sees the answer, but not for ever.
+            # Answered early: the client may finish sending, so that it sees the answer, but not forever.
             self._alarm = self.loop.call_later(LINGER_S, self.transport.close)
 
     def _start_asgi_task(self, cycle: RequestResponseCycle, app: ASGI3Application) -> None:
@@ -179,7 +179,7 @@ class BoundedConnection(HttpToolsProtocol):
         if self._refused:
             return
         super().handle_websocket_upgrade()
-        # The transport tells its end to the new protocol alone.
+        # The transport reports its end only to the new protocol.
         upgraded = self.transport.get_protocol()
         assert isinstance(upgraded, WebSocketConnection)
         upgraded.when_lost = partial(self._limits.leave, self._address)
@@ -195,31 +195,29 @@ class BoundedConnection(HttpToolsProtocol):
     def _head_is_late(self) -> None:
         self._alarm = None
         if self.cycle is not None and not self.cycle.response_complete:
-            self._await_head()  # the head of the next request waits for the answer to this one
+            self._await_head()  # the next request's head waits for the answer to this one
         elif self._head_bytes or self.cycle is not None:
             limit = f"{self._limits.head_s:g} s, this server's limit"
-            self._refuse(Refusal(408, f"the request's head had not arrived after {limit}", "timeout"))
+            self._refuse(Refusal(408, f"the request's head did not arrive within {limit}", "timeout"))
         else:
-            self.transport.close()  # it never said a word
+            self.transport.close()  # it sent nothing
 
     def _refuse_head(self, what: str) -> None:
         message = f"the request's head (its first line and headers) is {what}, this server's limit"
         self._refuse(Refusal(431, message, "head_too_large"))
 
     def _refuse(self, refusal: Refusal) -> None:
-        """Answer so and close, once the requests that were pipelined before this one are answered."""
+        """Send this error and close, once the requests pipelined before this one are answered."""
         self._refused = True
         self._stop_alarm()
         is_answered = self._running is None or self._running.response_complete
-        is_in_body = (
-            self.cycle is not None and self.cycle.more_body
-        )  # the request that was begun is the bad one
+        is_in_body = self.cycle is not None and self.cycle.more_body  # the request in progress is the bad one
         if not is_answered and not (is_in_body and self._running is self.cycle):
             if is_in_body:
                 self.pipeline.popleft()
             self._refusal = refusal
         elif is_in_body and self.cycle.response_started:
-            self.transport.close()  # it has its status already
+            self.transport.close()  # its status is already sent
         else:
             self._write(refusal)
 

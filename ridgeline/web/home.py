@@ -1,4 +1,4 @@
-"""The page at `/` of a server or gateway: its name, models and links. No script, nothing from elsewhere."""
+"""The page at `/` of a server or gateway: its name, models and links. No scripts, no external content."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from html import escape
 
 from ridgeline.version import __version__
 
-# The page could do nothing if a word on it were a client's.
+# Blocks scripts even if text of a client got onto the page.
 HEADERS = {"content-security-policy": "default-src 'none'; style-src 'unsafe-inline'"}
 
 _STYLE = """
@@ -18,8 +18,8 @@ code { font: 13px ui-monospace, monospace; }
 
 
 def home_page(kind: str, models: Sequence[str] | None, links: Sequence[tuple[str, str]]) -> bytes:
-    """kind: server or gateway. models: None where keys are needed; the version is not shown then either.
-    links: paths, each with what is there.
+    """kind: server or gateway. models: None if keys are required; the version is not shown then either.
+    links: paths with their descriptions.
     """
     if models is None:
         about = "<p>Requests need an API key: <code>Authorization: Bearer KEY</code>.</p>"

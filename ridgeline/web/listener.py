@@ -1,4 +1,4 @@
-"""uvicorn as the server and the gateway want it: no logs, lifespan or signals of its own; bounded."""
+"""uvicorn configured for the server and the gateway: without its own logs, lifespan or signals."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ from ridgeline.web.tls import Certificate
 from ridgeline.web.tls_listener import TlsListener
 from ridgeline.web.websocket import WebSocketConnection
 
-CLOSING_S = 5  # for a reader to take the last that was written to it; at most twice that
-REFRESH_S = 1  # between two looks at the certificate's files
-LAST_WORDS_S = 3  # for streams that are told of the end to take that in
+CLOSING_S = 5  # seconds for a client to read the last data written to it; at most twice that
+REFRESH_S = 1  # seconds between two checks of the certificate's files
+LAST_WORDS_S = 3  # seconds for streams to send their final event
 
 
 class HttpServer(uvicorn.Server):
@@ -31,9 +31,9 @@ class HttpServer(uvicorn.Server):
         websocket_ping_s: float = 20.0,
         certificate: Certificate | None = None,
     ) -> None:
-        """max_message_bytes: of a WebSocket; 0: the app speaks none. certificate: None for plain HTTP."""
+        """max_message_bytes: of a WebSocket; 0: no WebSockets. certificate: None for plain HTTP."""
         self._certificate = certificate
-        self._closing: set[Any] = set()  # connections of uvicorn's several kinds
+        self._closing: set[Any] = set()  # connections of uvicorn's different classes
         self._limits = limits
         super().__init__(
             uvicorn.Config(
@@ -45,12 +45,12 @@ class HttpServer(uvicorn.Server):
                 ws_ping_timeout=websocket_ping_s,
                 ws_per_message_deflate=False,  # a small message could unfold into a large one, on the loop
                 log_config=None,
-                log_level="error",  # not a line for each request that is no HTTP: anybody can send those
+                log_level="error",  # no log line for each invalid request: any client can send those
                 access_log=False,
                 lifespan="off",
                 timeout_graceful_shutdown=LAST_WORDS_S,
                 server_header=False,
-                proxy_headers=False,  # anybody may write them; who asks is who is connected
+                proxy_headers=False,  # any client can send these headers; the address is the connection's
             )
         )
 
@@ -60,7 +60,7 @@ class HttpServer(uvicorn.Server):
         self.started = True
 
     async def _serving(self, listener: socket.socket) -> Any:
-        """An asyncio.Server, or what takes its place over TLS."""
+        """An asyncio.Server, or its replacement for TLS."""
         backlog = self.config.backlog
         if self._certificate is None:
             loop = asyncio.get_running_loop()
@@ -75,7 +75,7 @@ class HttpServer(uvicorn.Server):
         return made
 
     def drain(self, idle_s: float) -> None:
-        """Accept no connection, and let the next answer on each be its last: `connection: close`.
+        """Accept no new connections, and make the next answer on each the last one: `connection: close`.
 
         A connection stays until it has been idle for `idle_s`, so that no request meets its close.
         """
@@ -88,12 +88,12 @@ class HttpServer(uvicorn.Server):
 
     @property
     def connections(self) -> int:
-        """How many are open."""
+        """The number of open connections."""
         return len(self.server_state.connections)
 
     async def on_tick(self, counter: int) -> bool:
-        """Called ten times a second. A connection that is to be closed waits for its reader to take what was
-        written; one whose reader takes nothing would stay for ever.
+        """Called ten times a second. A closing connection waits for its client to read the data; without this
+        limit, one whose client stops reading would stay forever.
         """
         if self._certificate is not None and counter % (10 * REFRESH_S) == 0:
             self._certificate.refresh()
@@ -106,5 +106,5 @@ class HttpServer(uvicorn.Server):
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
-        """Signals are for the caller: uvicorn would close the listener at once, without draining."""
+        """The caller handles signals: uvicorn would close the listener at once, without draining."""
         yield

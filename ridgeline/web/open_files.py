@@ -1,10 +1,10 @@
-"""The limit on open files (RLIMIT_NOFILE): many systems allow a process 1024 unless it asks for more."""
+"""The limit on open files (RLIMIT_NOFILE): many systems allow a process 1024 unless it raises the limit."""
 
 from __future__ import annotations
 
 
 def allow_open_files(count: int) -> int:
-    """Raise this process's limit to `count`, as far as it may. Returns how many files it may have open."""
+    """Raise this process's limit to `count` if allowed. Returns the resulting limit."""
     try:
         import resource
     except ImportError:  # not on Windows

@@ -1,7 +1,7 @@
-"""Tools of /v1/responses that a model cannot be offered as they are: those in namespaces, and hosted ones.
+"""Tools of /v1/responses that cannot be offered to a model directly: those in namespaces, and hosted ones.
 
-One rule for the server and the gateway's translation. A model knows no namespaces: it is offered each
-function under one flat name, and its calls go back to the client with `namespace` and `name` apart.
+Used by the server and by the gateway's translation. Models do not know namespaces: each function is offered
+under one flat name, and its calls are returned to the client with separate `namespace` and `name`.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import re
 
-# They run on OpenAI's servers, and clients send them without being asked to: accepted, and not offered.
+# They run on OpenAI's servers, and clients send them by default: accepted, and not offered.
 NOT_OFFERED = ("web_search", "web_search_preview", "tool_search", "image_generation")
 
 _NAME = re.compile(r"[a-zA-Z0-9_-]{1,64}")
@@ -17,7 +17,7 @@ _OTHER = re.compile(r"[^a-zA-Z0-9_-]")
 
 
 def flat_name(namespace: str | None, name: str) -> str:
-    """The same for the same two names; one that a function may have."""
+    """Deterministic for the same two names, and valid as a function name."""
     if not namespace:
         return name
     flat = f"{namespace}__{name}"

@@ -1,7 +1,7 @@
-"""Certificate: what a listener shows over TLS, read again when its files change.
+"""Certificate: a listener's TLS certificate, reloaded when its files change.
 
-Options `ssl_certfile` and `ssl_keyfile` of the server, the gateway and the admin API. A changed pair is for
-new connections; open ones go on with theirs. A pair that cannot be used is logged, and the old one kept.
+Options `ssl_certfile` and `ssl_keyfile` of the server, the gateway and the admin API. New connections use a
+changed pair; open ones keep theirs. A pair that cannot be used is logged, and the old one is kept.
 """
 
 from __future__ import annotations
@@ -19,18 +19,18 @@ _Seen = tuple[tuple[int, int, int], ...]
 
 class Certificate:
     def __init__(self, certfile: Path, keyfile: Path | None, where: str = "") -> None:
-        """keyfile: None where the key is in the certificate's file. Raises OptionError if it is unusable."""
+        """keyfile: None if the key is in the certificate's file. Raises OptionError if it is unusable."""
         self._certfile = certfile.expanduser()
         self._keyfile = None if keyfile is None else keyfile.expanduser()
         self._where = where
         self._seen = self._files()
-        # The listener keeps this context; each handshake takes the newest one. Loading a changed pair into a
-        # context in use would keep the old certificate beside a new one of another key type.
+        # The listener keeps this context; each handshake uses the newest one. Loading a changed pair into a
+        # context in use would keep the old certificate next to a new one with another key type.
         self.context = self._newest = self._loaded()
         self.context.sni_callback = self._take_newest
 
     def refresh(self) -> None:
-        """Read the files if they have changed. Called every second or so."""
+        """Reload the files if they have changed. Called about every second."""
         try:
             seen = self._files()
         except OptionError:
@@ -41,9 +41,9 @@ class Certificate:
         try:
             self._newest = self._loaded()
         except OptionError as error:
-            log.error("the certificate has changed, but the old one is kept: %s", error)
+            log.error("could not load the changed certificate, keeping the old one: %s", error)
             return
-        log.info("the certificate was read again", extra={"certfile": str(self._certfile)})
+        log.info("reloaded the certificate", extra={"certfile": str(self._certfile)})
 
     def _take_newest(self, connection: ssl.SSLObject, name: str | None, _: ssl.SSLContext) -> None:
         connection.context = self._newest
@@ -62,7 +62,7 @@ class Certificate:
         return context
 
     def _load_into(self, context: ssl.SSLContext) -> None:
-        # Without a password OpenSSL would ask for one on the terminal.
+        # Without a password OpenSSL would prompt for one on the terminal.
         context.load_cert_chain(self._certfile, self._keyfile, password="")
 
     def _files(self) -> _Seen:
@@ -80,9 +80,9 @@ class Certificate:
 
 
 def certificate(certfile: Path | None, keyfile: Path | None, where: str = "") -> Certificate | None:
-    """The certificate of these options; None where there is none: plain HTTP."""
+    """The certificate of these options; None if there is none: plain HTTP."""
     if certfile is None and keyfile is not None:
-        raise OptionError(f"{where}ssl_keyfile: needs ssl_certfile too")
+        raise OptionError(f"{where}ssl_keyfile: also needs ssl_certfile")
     return None if certfile is None else Certificate(certfile, keyfile, where)
 
 
@@ -90,5 +90,5 @@ def _reason(error: ssl.SSLError) -> str:
     if error.reason == "KEY_VALUES_MISMATCH":
         return "the key does not belong to the certificate"
     if error.reason in ("BAD_DECRYPT", "BAD_PASSWORD_READ"):
-        return "the key is encrypted; write it without a password"
+        return "the key is encrypted; store it without a password"
     return f"no certificate (PEM) with its key ({error.reason or error})"

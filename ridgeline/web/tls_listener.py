@@ -1,7 +1,7 @@
 """TlsListener: accepts TLS connections and counts them from their accept on.
 
-The event loop's own server calls `connection_made` after the handshake. A connection counted only then
-would let an address open any number of silent ones. Made by `web.listener` for each socket that serves TLS.
+The event loop's own server calls `connection_made` after the handshake. Counting a connection only then would
+let an address open any number of silent ones. Created by `web.listener` for each socket that serves TLS.
 """
 
 from __future__ import annotations
@@ -15,12 +15,13 @@ from typing import Any
 from ridgeline.web.connection import BoundedConnection, ConnectionLimits
 from ridgeline.web.tls import Certificate
 
-REFUSED_AT_ONCE = 64  # handshakes beyond the limits, for a 503; further connections are closed without one
-RETRY_S = 1.0  # after an accept that failed: no file descriptor is free
+# Handshakes beyond the limits that are answered with 503; further connections are closed.
+REFUSED_AT_ONCE = 64
+RETRY_S = 1.0  # after a failed accept: no file descriptor is free
 
 
 class TlsListener:
-    """Takes the place of an asyncio.Server: uvicorn calls `close` and `wait_closed`."""
+    """Replaces an asyncio.Server: uvicorn calls `close` and `wait_closed`."""
 
     def __init__(
         self,
@@ -32,7 +33,7 @@ class TlsListener:
         closing_s: float,
         backlog: int,
     ) -> None:
-        """closing_s: for the client to answer the end of the TLS session."""
+        """closing_s: time for the client to answer the end of the TLS session."""
         self._listener, self._certificate, self._limits = listener, certificate, limits
         self._connection, self._open, self._closing_s = connection, open_connections, closing_s
         self._loop = asyncio.get_running_loop()
@@ -44,7 +45,7 @@ class TlsListener:
         self._listen()
 
     def close(self) -> None:
-        """Accept nothing more. Handshakes go on."""
+        """Accept no more connections. Handshakes continue."""
         if self._listener.fileno() >= 0:
             if self._retry is not None:
                 self._retry.cancel()
@@ -52,7 +53,7 @@ class TlsListener:
             self._listener.close()
 
     async def wait_closed(self) -> None:
-        """End the handshakes that have not ended."""
+        """Cancel the handshakes in progress."""
         for task in self._handshakes:
             task.cancel()
         await asyncio.gather(*self._handshakes, return_exceptions=True)
@@ -80,7 +81,7 @@ class TlsListener:
         task.add_done_callback(self._handshakes.discard)
 
     def _count(self, address: str) -> Callable[[], None] | None:
-        """Count a handshake. Returns what ends its count; None: the connection is to be closed at once."""
+        """Count a handshake. Returns the function that ends its count; None: close the connection at once."""
         limits = self._limits
         is_over = len(self._open) + limits.handshakes >= limits.connections or (
             limits.per_address is not None and limits.by_address[address] >= limits.per_address
@@ -110,7 +111,7 @@ class TlsListener:
     async def _shake_hands(self, accepted: socket.socket, end: Callable[[], None]) -> None:
         def connection() -> BoundedConnection:
             made = self._connection()
-            made.before_made = end  # from then on it counts itself
+            made.before_made = end  # from here on it is counted as a connection
             return made
 
         try:

@@ -1,8 +1,8 @@
-"""ToolInput: a call's arguments as the model writes them become a JSON object, whatever the model writes.
+"""ToolInput: turns a call's arguments, as the model writes them, into a valid JSON object.
 
 A tool_use block's input is an object, and a stream cannot take back what it has sent. So text is passed on
-only up to points from which the object can be closed, and at the end it is closed. What was not JSON is kept
-as text, in a member named `invalid_json`. One rule for streamed and whole answers, in the server and gateway.
+only up to points from which the object can be closed, and at the end it is closed. Invalid JSON is kept as
+text, in a member named `invalid_json`. The same for streamed and whole answers, in the server and gateway.
 """
 
 from __future__ import annotations
@@ -12,8 +12,8 @@ import re
 
 import msgspec
 
-MAX_DEPTH = 100  # clients' parsers end at about twice that
-MAX_NUMBER_CHARACTERS = 1000  # Python reads no integer of more than 4300 digits
+MAX_DEPTH = 100  # clients' parsers stop at about twice that
+MAX_NUMBER_CHARACTERS = 1000  # Python parses no integer of more than 4300 digits
 INVALID = "invalid_json"
 
 _SPACE = " \t\n\r"
@@ -44,14 +44,14 @@ class ToolInput:
     def __init__(self) -> None:
         self._at = _At.START
         self._open: list[str] = []  # brackets
-        self._held = ""  # read, and not yet safe to pass on
-        self._escape = ""  # of a string, incomplete
+        self._held = ""  # read, but not yet safe to pass on
+        self._escape = ""  # an incomplete escape in a string
         self._has_members = False  # of the object itself
         self._invalid: list[str] = []
         self._broke_in_string = False
 
     def add(self, text: str) -> str:
-        """More of what the model writes; what of it all may be passed on now."""
+        """Add text from the model. Returns what may be passed on now."""
         out: list[str] = []
         place = 0
         while place < len(text):
@@ -62,9 +62,9 @@ class ToolInput:
         return "".join(out)
 
     def end(self, cut: bool) -> str:
-        """The rest of the object. `cut`: the model was stopped, so what it began is merely unfinished."""
+        """The rest of the object. `cut`: the model was stopped, so that its last value is only incomplete."""
         if self._at is _At.SCALAR and not cut:
-            self._at = _At.BROKEN  # of an object that was never closed
+            self._at = _At.BROKEN  # the object was never closed
         rest = self._held + self._escape + "".join(self._invalid)
         out = ['"'] if self._at is _At.IN_STRING or self._broke_in_string else []
         if not self._open:
@@ -78,11 +78,11 @@ class ToolInput:
 
     @property
     def _is_whole(self) -> bool:
-        """A call without any arguments is one with none."""
+        """A call without arguments gets an empty object."""
         return self._at is _At.DONE or (self._at is _At.START and not self._invalid)
 
     def _read(self, text: str, place: int, out: list[str]) -> int:
-        """Read on from `place`; return the place after what was read."""
+        """Read from `place`; return the position after what was read."""
         if self._at in (_At.IN_KEY, _At.IN_STRING):
             return self._in_string(text, place, out)
         if self._at is _At.SCALAR:
@@ -96,7 +96,7 @@ class ToolInput:
         return place + 1
 
     def _structure(self, mark: str, out: list[str]) -> bool:
-        """A character outside of strings and scalars; False where it may not stand."""
+        """Handle a character outside strings and scalars; False if it is not allowed there."""
         at = self._at
         if at is _At.START:
             return mark == "{" and self._begin(mark, out)
@@ -120,7 +120,7 @@ class ToolInput:
         return True
 
     def _begin(self, mark: str, out: list[str]) -> bool:
-        """A value begins, if `mark` begins one."""
+        """Start a value, if `mark` can start one."""
         if mark in "{[":
             if len(self._open) == MAX_DEPTH:
                 return False
@@ -131,7 +131,7 @@ class ToolInput:
             self._pass_on(mark, out)
             self._at = _At.IN_STRING
         elif mark in "-0123456789tfn":
-            self._escape = mark  # kept apart from what is held before it
+            self._escape = mark  # kept apart from the held text
             self._at = _At.SCALAR
         else:
             return False
@@ -140,7 +140,7 @@ class ToolInput:
     def _close(self, mark: str, out: list[str]) -> bool:
         if _CLOSER[self._open[-1]] != mark:
             return False
-        if len(self._open) == 1:  # the object's own bracket is passed on by `end`
+        if len(self._open) == 1:  # `end` passes on the object's own bracket
             self._held = ""
             self._at = _At.DONE
             return True
@@ -178,7 +178,7 @@ class ToolInput:
         elif mark == '"':
             self._in_text(mark, out)
             self._at = _At.COLON if self._at is _At.IN_KEY else _At.AFTER_VALUE
-        else:  # a line break or another control character, which models forget to escape
+        else:  # a line break or another control character that the model did not escape
             self._in_text(msgspec.json.encode(mark)[1:-1].decode(), out)
         return place + 1
 

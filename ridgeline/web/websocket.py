@@ -1,6 +1,6 @@
-"""WebSocketConnection: uvicorn's WebSocket whose errors are one log record each.
+"""WebSocketConnection: uvicorn's WebSocket with one log record per error.
 
-uvicorn logs an error for every handshake that the app refuses, which any client can cause. Made by
+uvicorn logs an error for every handshake that the app rejects, which any client can cause. Created by
 `web.listener` when a connection is upgraded.
 """
 

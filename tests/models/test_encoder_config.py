@@ -82,7 +82,7 @@ def test_a_stated_length_holds_as_far_as_there_are_positions(tmp_path: Path) -> 
     [
         ({"model_type": "deberta-v2"}, "relative positions"),
         ({"model_type": "modernbert"}, "rotary"),
-        ({"architectures": ["BertLMHeadModel"]}, "no encoder of texts"),
+        ({"architectures": ["BertLMHeadModel"]}, "not a text encoder"),
         ({"architectures": ["BertForSequenceClassification"]}, "2 labels"),
         ({"position_embedding_type": "relative_key"}, "relative_key"),
         ({"is_decoder": True}, "is_decoder"),
@@ -137,5 +137,5 @@ def test_a_decoder_is_no_encoder(tmp_path: Path, smollm2_path: Path) -> None:
 
 
 def test_who_wants_text_of_an_encoder_is_told_what_it_is_for(tmp_path: Path) -> None:
-    with pytest.raises(UnsupportedModel, match="an encoder, which makes vectors"):
+    with pytest.raises(UnsupportedModel, match="an encoder, which computes vectors"):
         read_spec(written(tmp_path))

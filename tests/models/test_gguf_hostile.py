@@ -193,7 +193,7 @@ def test_an_array_of_flags_takes_a_byte_each(tmp_path: Path) -> None:
 def test_a_metadata_key_that_stands_twice_is_refused(tmp_path: Path) -> None:
     path = write(tmp_path / "twice.gguf", {**BYTE_LEVEL, "llama.attention.head_count_kX": 1})
     path.write_bytes(path.read_bytes().replace(b"head_count_kX", b"head_count_kv"))
-    with pytest.raises(BrokenModel, match=r"twice\.gguf: has a metadata key twice"):
+    with pytest.raises(BrokenModel, match=r"twice\.gguf: has a duplicate metadata key"):
         GgufFile(path)
 
 

@@ -66,13 +66,13 @@ def test_every_block_of_a_long_tensor_is_looked_at(type_name: str, value: float)
 def test_the_refusal_says_where_the_block_is() -> None:
     blocks = np.zeros((100, 18), np.uint8)
     blocks[42, :2] = np.array([np.nan], "<f2").view(np.uint8)
-    expected = r"^file\.gguf: tensor t holds a scale that is not finite \(of type Q4_0, in block 42 of 100\)"
+    expected = r"^file\.gguf: tensor t has a scale that is not finite \(type Q4_0, block 42 of 100\)"
     with pytest.raises(BrokenModel, match=expected):
         check_scales(blocks.ravel(), "Q4_0", "file.gguf: tensor t")
 
 
 def test_half_a_block_is_refused() -> None:
-    with pytest.raises(BrokenModel, match=r"^here has 35 bytes, which is no whole number of Q4_0 blocks"):
+    with pytest.raises(BrokenModel, match=r"^here has 35 bytes, which is not a whole number of Q4_0 blocks"):
         check_scales(np.zeros(35, np.uint8), "Q4_0", "here")
 
 

@@ -75,7 +75,7 @@ def test_tensors_side_by_side_are_read(tmp_path: Path) -> None:
 )
 def test_impossible_dimensions_are_refused(dims: tuple[int, ...], tmp_path: Path) -> None:
     path = file_of(tmp_path / "dims.gguf", Entry(dims=dims))
-    with pytest.raises(BrokenModel, match=r"dims\.gguf: tensor first .*(impossible shape|should lie at)"):
+    with pytest.raises(BrokenModel, match=r"dims\.gguf: tensor first .*(impossible shape|should be at)"):
         GgufFile(path)
 
 
@@ -99,7 +99,7 @@ def test_rows_that_are_no_whole_blocks_are_refused(kind: int, width: int, tmp_pa
 def test_a_tensor_outside_the_file_is_refused(offset: int, tmp_path: Path) -> None:
     path = file_of(tmp_path / "outside.gguf", Entry(offset=offset))
     with pytest.raises(
-        BrokenModel, match=r"outside\.gguf: tensor first should lie at .* truncated or altered"
+        BrokenModel, match=r"outside\.gguf: tensor first should be at .* truncated or altered"
     ):
         GgufFile(path)
 
@@ -108,7 +108,7 @@ def test_a_tensor_outside_the_file_is_refused(offset: int, tmp_path: Path) -> No
 def test_a_misaligned_offset_is_refused(offset: int, tmp_path: Path) -> None:
     path = file_of(tmp_path / "odd.gguf", Entry(offset=offset))
     with pytest.raises(
-        BrokenModel, match=rf"odd\.gguf: tensor first lies at offset {offset}, no multiple of 32"
+        BrokenModel, match=rf"odd\.gguf: tensor first is at offset {offset}, not a multiple of 32"
     ):
         GgufFile(path)
 
@@ -126,7 +126,7 @@ def test_overlapping_tensors_are_refused_whichever_comes_first(offset: int, tmp_
 
 def test_a_tensor_named_twice_is_refused(tmp_path: Path) -> None:
     path = file_of(tmp_path / "twice.gguf", Entry(), Entry(offset=512))
-    with pytest.raises(BrokenModel, match=r"twice\.gguf: names the tensor first twice"):
+    with pytest.raises(BrokenModel, match=r"twice\.gguf: lists the tensor first twice"):
         GgufFile(path)
 
 
@@ -150,7 +150,7 @@ def test_an_alignment_beyond_the_file_is_a_file_too_short(tmp_path: Path) -> Non
     path = file_of(tmp_path / "aligned.gguf", Entry(), alignment=32)
     stated = struct.pack("<II", 4, 32)
     path.write_bytes(path.read_bytes().replace(stated, struct.pack("<II", 4, 2**31)))
-    with pytest.raises(BrokenModel, match=r"aligned\.gguf: tensor first should lie at bytes 2147483648"):
+    with pytest.raises(BrokenModel, match=r"aligned\.gguf: tensor first should be at bytes 2147483648"):
         GgufFile(path)
 
 

@@ -256,7 +256,7 @@ def test_a_cache_that_cannot_be_written_is_said_and_the_weights_serve_from_memor
     cache.write_text("a file where the directory should be")
     packed = load(model)
     assert not packed.from_cache
-    assert "packed weights are not kept on disk" in packed.notes[-1]
+    assert "packed weights could not be stored on disk" in packed.notes[-1]
     assert str(cache) in packed.notes[-1]
     assert_same(packed, load_packed(model, read_spec(model), keep=False))
 
@@ -277,7 +277,7 @@ def largest_file(size: int) -> Iterator[None]:
 def test_a_disk_that_fills_up_is_said_and_no_half_file_stays(model: Path, cache: Path) -> None:
     with largest_file(20_000):
         packed = load(model)
-    assert "packed weights are not kept on disk (File too large" in packed.notes[-1]
+    assert "packed weights could not be stored on disk (File too large" in packed.notes[-1]
     assert entries(cache) == []
     assert_same(packed, load_packed(model, read_spec(model), keep=False))
 
@@ -287,7 +287,7 @@ def test_a_disk_that_is_nearly_full_is_left_alone(
 ) -> None:
     monkeypatch.setattr(packed_cache, "LEFT_FREE_BYTES", shutil.disk_usage(model).total)
     packed = load(model)
-    assert "packed weights are not kept on disk (No space left on device" in packed.notes[-1]
+    assert "packed weights could not be stored on disk (No space left on device" in packed.notes[-1]
     assert entries(cache) == []
     assert not load(model).from_cache
 

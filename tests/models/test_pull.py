@@ -42,7 +42,7 @@ def test_small_files_beside_the_weights_come_along_and_are_checked(
     assert folder == cached_file(known).parent
     assert (folder / "sub/config.json").read_bytes() == config
     (folder / "sub/config.json").write_bytes(b'{"a": 2}')
-    with pytest.raises(BrokenModel, match="a file beside it differs"):
+    with pytest.raises(BrokenModel, match="a file next to it differs"):
         ensure(known.name)
     pull(known)
     assert (ensure(known.name).path / "sub/config.json").read_bytes() == config

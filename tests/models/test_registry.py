@@ -169,7 +169,7 @@ def test_a_path_that_does_not_exist_is_called_a_path(name: str) -> None:
 
 @pytest.mark.parametrize("name", ["hf:", "hf:name", "hf:a/b/c", "hf:org/na me", "hf:org/name@"])
 def test_a_malformed_hub_name_is_refused_before_any_request(name: str) -> None:
-    with pytest.raises(ModelNotFound, match="not of the form hf:org/name"):
+    with pytest.raises(ModelNotFound, match="must have the form hf:org/name"):
         resolve(name)
 
 
@@ -178,10 +178,10 @@ def test_an_unreachable_hub_says_what_to_do_instead(tmp_path: Path) -> None:
     environment = {**os.environ, "HF_ENDPOINT": "http://127.0.0.1:9", "HF_HOME": str(tmp_path)}
     done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True)
     assert done.returncode == 1
-    assert "ModelNotFound: hf:org/name: it could not be fetched" in done.stderr.replace(
+    assert "ModelNotFound: hf:org/name: it could not be downloaded" in done.stderr.replace(
         "ridgeline.models.errors.", ""
     )
-    assert "place config.json" in done.stderr
+    assert "put config.json" in done.stderr
 
 
 def test_a_hub_cache_that_cannot_be_written_names_its_variable(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -323,7 +323,7 @@ def write(directory: Path, config: dict[str, Any]) -> Path:
 
 def test_a_type_the_planner_does_not_know_is_refused_with_those_it_knows(tmp_path: Path) -> None:
     path = write(tmp_path, {"model_type": "rwkv", "hidden_size": 8})
-    with pytest.raises(UnsupportedModel, match=r"does not know models of type 'rwkv'.*qwen3_5_moe"):
+    with pytest.raises(UnsupportedModel, match=r"does not support models of type 'rwkv'.*qwen3_5_moe"):
         read_shape(path)
 
 
@@ -336,10 +336,10 @@ def test_a_name_that_is_no_file_and_no_model_is_refused_with_what_would_be_taken
 @pytest.mark.parametrize(
     ("name", "changes", "reason"),
     [
-        ("google--gemma-4-26B-A4B", {"hidden_size_per_layer_input": 256}, "embeddings of their own"),
+        ("google--gemma-4-26B-A4B", {"hidden_size_per_layer_input": 256}, "separate embeddings"),
         ("google--gemma-4-26B-A4B", {"num_kv_shared_layers": 20}, "layers that share a cache"),
         ("MiniMaxAI--MiniMax-M2.5", {"qk_norm_type": "per_head"}, "qk_norm_type is not per_layer"),
-        ("XiaomiMiMo--MiMo-7B-Base", {"use_sliding_window": True}, "sliding window in a MiMo"),
+        ("XiaomiMiMo--MiMo-7B-Base", {"use_sliding_window": True}, "sliding window in MiMo"),
         ("Qwen--Qwen3.5-27B", {"mamba_ssm_dtype": "fp4"}, "mamba_ssm_dtype is 'fp4'; known are float32"),
         ("Qwen--Qwen3-8B", {"torch_dtype": "float7"}, "weights are stored as 'float7'"),
         (
@@ -397,13 +397,13 @@ def test_no_value_of_any_key_raises_anything_but_a_model_error(name: str, tmp_pa
 @pytest.mark.parametrize(
     ("name", "changes", "reason"),
     [
-        ("openai--gpt-oss-20b", {"num_experts_per_tok": 33}, "a token cannot pass 33 of 32 experts"),
+        ("openai--gpt-oss-20b", {"num_experts_per_tok": 33}, "a token cannot use 33 of 32 experts"),
         ("deepseek-ai--DeepSeek-V3", {"kv_lora_rank": None}, "kv_lora_rank is null; an integer was expected"),
         ("deepseek-ai--DeepSeek-V4-Pro", {"compress_ratios": [4, 4]}, "2 entries for 61 layers and 1"),
         ("Qwen--Qwen3.5-27B", {"layer_types": ["full_attention"]}, "1 entries for 64 layers"),
         ("openai--gpt-oss-20b", {"layer_types": None}, "layer_types must name each layer"),
         ("moonshotai--Kimi-K3", {"num_hidden_layers": 94}, "do not name each of 94 layers"),
-        ("XiaomiMiMo--MiMo-V2-Flash", {"moe_layer_freq": [2] * 48}, "must hold 0 or 1"),
+        ("XiaomiMiMo--MiMo-V2-Flash", {"moe_layer_freq": [2] * 48}, "must contain 0 or 1"),
         ("nvidia--Nemotron-H-56B-Base-8K", {"hybrid_override_pattern": "M?"}, "118 layers, but"),
         ("nvidia--NVIDIA-Nemotron-3-Nano-30B-A3B-BF16", {"num_hidden_layers": 10**9}, "no model has more"),
     ],

@@ -135,7 +135,7 @@ def test_yarn_stretches_a_context_that_was_left_at_the_trained_length() -> None:
 @pytest.mark.parametrize(
     ("change", "words"),
     [
-        ({"num_kv_heads": 3}, "4 heads cannot share 3 KV heads"),
+        ({"num_kv_heads": 3}, "4 heads is not a multiple of 3 KV heads"),
         ({"hidden_size": 0}, "hidden_size is 0"),
         ({"layers": ()}, "num_layers is 0"),
         ({"layers": (LayerSpec(RopeSpec(1e4, 6)),)}, "rotary size 6"),
@@ -155,8 +155,8 @@ def test_a_dense_model_in_a_plain_or_gguf_format_is_servable() -> None:
 @pytest.mark.parametrize(
     ("change", "words"),
     [
-        ({"moe": MoESpec(8, 2, 10)}, "mixture of experts is not served yet"),
-        ({"weight_format": "nvfp4"}, "weights quantized as nvfp4 are not served yet"),
+        ({"moe": MoESpec(8, 2, 10)}, "mixture of experts is not supported yet"),
+        ({"weight_format": "nvfp4"}, "weights quantized as nvfp4 are not supported yet"),
     ],
 )
 def test_a_readable_model_that_cannot_be_computed_is_refused_when_served(

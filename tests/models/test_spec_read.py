@@ -126,14 +126,14 @@ def test_broken_json_is_refused_by_its_file_s_name(checkpoint: Path, name: str, 
 def test_a_quantization_file_is_not_taken_for_a_config(checkpoint: Path) -> None:
     path = checkpoint / "hf_quant_config.json"
     path.write_text("{}")
-    with pytest.raises(UnsupportedModel, match=r"give the config\.json beside it"):
+    with pytest.raises(UnsupportedModel, match=r"give the config\.json next to it"):
         read_spec(path)
 
 
 def test_a_single_weight_file_is_refused_with_what_to_give(checkpoint: Path) -> None:
     path = checkpoint / "model.safetensors"
     path.write_bytes(bytes(8))
-    with pytest.raises(UnsupportedModel, match=r"the directory that holds config\.json"):
+    with pytest.raises(UnsupportedModel, match=r"the directory with config\.json"):
         read_spec(path)
 
 

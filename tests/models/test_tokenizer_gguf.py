@@ -213,7 +213,7 @@ def test_a_model_without_a_template_says_what_to_do() -> None:
         ({"merges": ["ab"]}, BrokenModel, "'ab'"),
         ({"merges": ["a z"]}, BrokenModel, "'a z'"),
         ({"tokens": ["a", "b", "ab", "<|im_end|>", "", "c", "d"], "merges": ["a "]}, BrokenModel, "'a '"),
-        ({"merges": ["b a"]}, BrokenModel, "do not fit"),
+        ({"merges": ["b a"]}, BrokenModel, "do not match"),
         ({"tokens": ["a"] * 7}, BrokenModel, "twice"),
         ({"token_type": [1]}, BrokenModel, "1 token types for 7"),
         ({"eos_token_id": 7}, BrokenModel, "eos_token_id is 7"),

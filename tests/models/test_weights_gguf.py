@@ -130,5 +130,5 @@ def test_a_directory_with_one_gguf_file_is_that_file(tmp_path: Path) -> None:
     expected = load(tmp_path / "tiny.gguf")
     assert_same(load_weights(tmp_path, spec, torch.float32), expected)
     write_gguf(tiny_model("qwen3"), tmp_path / "other.gguf", packed_as(F32))
-    with pytest.raises(BrokenModel, match=r"holds 2 \.gguf files; name the one to load"):
+    with pytest.raises(BrokenModel, match=r"contains 2 \.gguf files; give the path of one"):
         load_weights(tmp_path, spec, torch.float32)

@@ -104,10 +104,18 @@ def test_progress_counts_every_element_once_in_the_callers_thread(checkpoint: Pa
     ("name", "tensor", "complaint"),
     [
         ("model.norm.weight", None, "1 tensors are missing: model.norm.weight"),
-        ("model.extra.weight", torch.ones(3), "have no place in a llama model"),
+        ("model.extra.weight", torch.ones(3), "do not belong to a llama model"),
         ("model.norm.weight", torch.ones(63), r"has shape \[63\]"),
-        ("model.norm.weight", torch.full((64,), float("nan")), "model.norm.weight holds values that are not"),
-        ("lm_head.weight", torch.full((131, 64), float("inf")), "lm_head.weight holds values that are not"),
+        (
+            "model.norm.weight",
+            torch.full((64,), float("nan")),
+            "model.norm.weight contains values that are not",
+        ),
+        (
+            "lm_head.weight",
+            torch.full((131, 64), float("inf")),
+            "lm_head.weight contains values that are not",
+        ),
     ],
 )
 def test_a_tensor_that_does_not_fit_is_named(
@@ -201,7 +209,7 @@ def test_on_a_gpu_streamed_weights_are_those_loaded_on_the_cpu(tmp_path: Path, d
         assert there.embed.is_cuda
         assert_same(_on_cpu(there), here)
     rewrite(tmp_path, {"model.norm.weight": torch.full((64,), float("nan"))})
-    with pytest.raises(BrokenModel, match=r"model\.norm\.weight holds values that are not finite"):
+    with pytest.raises(BrokenModel, match=r"model\.norm\.weight contains values that are not finite"):
         stream(tmp_path, dtype, device="cuda")
 
 

@@ -83,7 +83,8 @@ def test_every_function_of_the_header_is_bound_with_as_many_arguments() -> None:
 
 
 @pytest.mark.parametrize(
-    ("content", "reason"), [(None, "is missing"), (b"not a library", "does not load"), (b"", "does not load")]
+    ("content", "reason"),
+    [(None, "is missing"), (b"not a library", "cannot be loaded"), (b"", "cannot be loaded")],
 )
 def test_a_library_that_cannot_be_used_is_unavailable_with_the_reason(
     content: bytes | None, reason: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -99,7 +100,7 @@ def test_a_library_that_cannot_be_used_is_unavailable_with_the_reason(
 
 def test_a_library_of_another_version_is_unavailable(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(interface, "ABI_VERSION", 999)
-    with pytest.raises(library.NativeUnavailable, match="this ridgeline needs 999"):
+    with pytest.raises(library.NativeUnavailable, match="but ridgeline needs 999"):
         interface.load.__wrapped__()
 
 
@@ -178,7 +179,7 @@ def test_what_cannot_be_packed_is_refused() -> None:
         library.packed_bytes(Format.F32, 0, 32)
     with pytest.raises(NativeError, match="no lossless packed format"):
         library.pack_gguf(14, np.zeros(210, np.uint8), 256)  # Q6_K
-    with pytest.raises(NativeError, match="no whole rows"):
+    with pytest.raises(NativeError, match="not whole rows"):
         library.pack_gguf(2, np.zeros(35, np.uint8), 32)
     with pytest.raises(NativeError, match="row 2 of a source of 2"):
         library.pack_gguf(2, np.zeros(36, np.uint8), 32, row_map=np.array([2], np.int32))
@@ -239,7 +240,7 @@ def test_the_best_token_is_that_of_the_largest_logit_and_none_where_logits_are_n
     assert decoder.best_tokens(*arrays[:4], ints()) == []
     broken = replace(table, final_norm=np.full(32, np.nan, np.float32))
     assert NativeDecoder(broken, threads=2).best_tokens(*arrays) == [-1] * 20
-    with pytest.raises(NativeError, match="refused a step"):
+    with pytest.raises(NativeError, match="rejected a step"):
         decoder.best_tokens(*arrays[:4], ints(20))
     with pytest.raises(NativeError, match="positions"):
         decoder.best_tokens(each, each[:19], *arrays[2:])
@@ -272,7 +273,7 @@ def test_a_step_whose_arrays_are_not_as_long_as_they_say_is_refused() -> None:
         ("block_tables", ints(8)[None]),
         ("logit_rows", ints(2)),
     ):
-        with pytest.raises(NativeError, match="refused a step"):
+        with pytest.raises(NativeError, match="rejected a step"):
             decoder.execute(**{**good, name: bad})
 
 
@@ -283,7 +284,7 @@ def test_a_decoder_whose_tables_do_not_fit_its_shape_is_refused() -> None:
     short = replace(table.layers[0], cosine=table.layers[0].cosine[:63])
     with pytest.raises(NativeError, match="cosine"):
         NativeDecoder(replace(table, layers=[short]), threads=1)
-    with pytest.raises(NativeError, match="cannot make this model"):
+    with pytest.raises(NativeError, match="could not create this model"):
         NativeDecoder(replace(table, ffn=64), threads=1)
 
 

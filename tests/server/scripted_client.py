@@ -56,7 +56,7 @@ class ByteTokenizer:
         **variables: Any,
     ) -> str:
         if variables.get("refuse"):
-            raise TemplateError("the chat template refused these messages: as told")
+            raise TemplateError("the chat template rejected these messages: as told")
         text = "".join(f"{message['role']}: {message['content']}\n" for message in messages)
         return "<s>" + text + ("assistant: " if add_generation_prompt else "")
 

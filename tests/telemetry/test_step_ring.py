@@ -30,5 +30,5 @@ def test_who_asks_again_gets_what_is_new() -> None:
 
 
 def test_a_ring_for_no_records_is_refused() -> None:
-    with pytest.raises(ValueError, match="at least one record"):
+    with pytest.raises(ValueError, match="at least 1"):
         StepRing(0)

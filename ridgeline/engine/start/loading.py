@@ -33,7 +33,7 @@ class Loaded:
     weights: str  # their format
     kv: str
     weights_bytes: int
-    notes: tuple[str, ...] = ()  # for the user who starts the server
+    notes: tuple[str, ...] = ()  # for the start-up message
     before_first_step: Callable[[], None] | None = None  # waits for the work that ran during loading
     memory: Callable[[], MemoryReceipt] | None = None  # of a device, when called
 

@@ -1,9 +1,9 @@
 """The decoder on a CUDA device: a forward pass as a short chain of fused kernels over preallocated buffers.
 
-The runner calls `forward` once per step, eagerly or while a graph is captured: nothing here allocates, waits
-or looks at a value on the device. What is computed is what `decoder` computes; how depends on the number of
-tokens alone: matrix-vector kernels for a few, split matrix products for a decode batch, cuBLAS beyond, and
-one fixed arithmetic for all of them in deterministic mode.
+The runner calls `forward` once per step, eagerly or while a graph is captured: nothing here allocates,
+synchronizes or reads a value from the device. It computes the same as `reference`; the kernels depend only on
+the number of tokens: matrix-vector kernels for a few, split matrix products for a decode batch, cuBLAS
+beyond, and one fixed arithmetic for all of them in deterministic mode.
 """
 
 from __future__ import annotations
@@ -33,14 +33,14 @@ class DeviceStep:
 
     token_ids: Tensor  # [T] int32, as are all of these
     positions: Tensor  # [T]
-    slots: Tensor  # [T]: where the token's KV goes; -1 is padding
+    slots: Tensor  # [T]: slot of the token's KV; -1 is padding
     tables: Tensor  # [rows, blocks]
     table_rows: Tensor  # [num_decodes] rows of `tables`
     num_decodes: int
-    num_logits: int  # rows of logits wanted: of the first so many of `logit_rows`
-    logit_rows: Tensor | None = None  # [≥ num_logits] tokens whose last hidden state is wanted; None: all
+    num_logits: int  # rows of logits needed: for the first num_logits entries of `logit_rows`
+    logit_rows: Tensor | None = None  # [≥ num_logits] tokens whose last hidden state is needed; None: all
     prefill: PrefillViews | None = None  # the other rows
-    prefix: SharedPrefix | None = None  # decode rows that stand on the same first blocks
+    prefix: SharedPrefix | None = None  # decode rows that share their first blocks
 
     @property
     def num_tokens(self) -> int:
@@ -52,7 +52,7 @@ class DeviceStep:
 
 
 class CudaDecoder:
-    """`kv` is [layers, num_blocks, kv_heads, 2, block_size, head_dim]: of each head keys, then values."""
+    """`kv` is [layers, num_blocks, kv_heads, 2, block_size, head_dim]: for each head keys, then values."""
 
     def __init__(
         self,
@@ -84,7 +84,7 @@ class CudaDecoder:
         spec, weights, buffers, eps = self.spec, self.weights, self.buffers, self.spec.norm_eps
         tokens = step.num_tokens
         residual, normed = buffers.residual[:tokens], buffers.normed[:tokens]
-        # A sum over a row must not depend on how many rows there are, where bits are promised.
+        # In deterministic mode a sum over a row must not depend on the number of rows.
         tile = norm_tile(1, spec.hidden_size) if self.deterministic else None
         scale, first = spec.embedding_scale, weights.layers[0].attn_norm
         embed_norm(step.token_ids, weights.embed, scale, first, eps, residual, normed, tile=tile)
@@ -120,7 +120,7 @@ class CudaDecoder:
         return self.logits(buffers.normed[: step.num_logits])
 
     def logits(self, hidden: Tensor) -> Tensor:
-        """Of normed hidden states [L, hidden]; L is bounded by the buffer."""
+        """Logits of normed hidden states [L, hidden]; the buffer bounds L."""
         out = self.buffers.logits[: len(hidden)]
         if not len(hidden):  # a chunk in the middle of a prompt
             return out
@@ -131,7 +131,7 @@ class CudaDecoder:
         cap = self.spec.logit_softcap
         return logits if cap is None else logits.div_(cap).tanh_().mul_(cap)
 
-    # ── few rows: five kernels a layer, norms inside the products ────────────────────────────────────────
+    # ── few rows: five kernels per layer, norms inside the products ─────────────────────────────────────
 
     def _forward_few(self, step: DeviceStep) -> Tensor:
         spec, weights, buffers, eps = self.spec, self.weights, self.buffers, self.spec.norm_eps
@@ -188,7 +188,7 @@ class CudaDecoder:
         )
 
     def _attend(self, qkv: Tensor, layer: LayerSpec, w: LayerWeights, kv: Tensor, step: DeviceStep) -> None:
-        """buffers.attended of all rows; their keys and values are in the cache afterwards."""
+        """Compute buffers.attended for all rows, and write their keys and values to the cache."""
         if step.only_decodes:
             self._attend_decodes(qkv, layer, w, kv, step, bias=w.qkv_bias)
             return

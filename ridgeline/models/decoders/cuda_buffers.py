@@ -1,5 +1,5 @@
-"""Every buffer a forward pass on the device writes, allocated once: what a step needs never fails to be
-there, and a graph's addresses never change. `cuda_workspace` predicts their bytes.
+"""The buffers that a forward pass on the device writes, allocated once: a step never runs out of memory for
+them, and a graph's addresses never change. `cuda_workspace` predicts their bytes.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ class Buffers:
     """T = most tokens of a step, L = most rows of logits, h = hidden, F = ffn; in the model's dtype."""
 
     residual: Tensor  # [T, h]
-    normed: Tensor  # [T + L, h]: more than T where a prompt is scored and sampled from
+    normed: Tensor  # [T + L, h]: more than T rows if a prompt is both scored and sampled
     qkv: Tensor  # [T, (H + 2K) · D]
     q: Tensor  # [T, H · D]: rotated queries, for prefill
     attended: Tensor  # [T, H · D]
-    branch: Tensor  # [T, h]: what attention or MLP add to the residual
+    branch: Tensor  # [T, h]: output of attention or MLP, added to the residual
     gate_up: Tensor  # [T, 2F]
     gated: Tensor  # [T, F]
     logits: Tensor  # [L, vocab]
@@ -70,7 +70,7 @@ class Buffers:
 
 
 def _parts(most_rows: int, heads: int, kv_heads: int) -> int:
-    """Parts per row to keep scratch for: small batches have more of them, but fewer rows."""
+    """Parts per row that scratch memory is allocated for: small batches have more parts but fewer rows."""
     return max(
         -(-rows * (decode_splits(rows, kv_heads) + prefix_parts(rows, heads, kv_heads)) // most_rows)
         for rows in range(1, most_rows + 1)
@@ -78,7 +78,7 @@ def _parts(most_rows: int, heads: int, kv_heads: int) -> int:
 
 
 def _partial_sums(spec: ModelSpec) -> int:
-    """Numbers of the largest split product of any decode batch."""
+    """Elements of the largest split product of any decode batch."""
     heads = spec.num_heads * spec.head_dim
     qkv = heads + 2 * spec.num_kv_heads * spec.head_dim
     shapes = ((qkv, spec.hidden_size), (spec.hidden_size, heads), (spec.hidden_size, spec.ffn_size))

@@ -1,7 +1,7 @@
-"""How many bytes the GPU decoder preallocates beside weights and KV cache: arithmetic alone, no torch.
+"""The bytes that the GPU decoder preallocates besides weights and KV cache: arithmetic only, no torch.
 
-One entry per buffer of `cuda_buffers`, and what the runner and its sampler keep besides. The memory plan is
-made from the sum before anything is loaded, so an entry may say a little too much, but never too little.
+One entry per buffer of `cuda_buffers`, and the buffers of the runner and its sampler. The memory plan uses
+the sum before anything is loaded, so an entry may be a little too large, but never too small.
 """
 
 from __future__ import annotations
@@ -9,14 +9,15 @@ from __future__ import annotations
 from ridgeline.models.spec.model_spec import ModelSpec
 
 LADDER_STEP = 32  # decode batches are padded to a size that has a graph
-SPLIT_TOKENS = 256  # larger steps use no split products
-SPLITS_MOST, SPLIT_NUMBERS = 16, 200 * 128 * 256  # a partial sum for each program: tiles on all processors
+SPLIT_TOKENS = 256  # larger steps do not split products
+# A partial sum for each program: tiles on all multiprocessors.
+SPLITS_MOST, SPLIT_NUMBERS = 16, 200 * 128 * 256
 GATHER_TOKENS_MOST, GATHER_UNIT = 1 << 17, 128
 BLOCK_TOKENS = 16
 SMS = 132
-PART_PROGRAMS, PARTS_MOST, PARTS_OF_MANY = 8 * SMS, 64, 2  # programs of few decode rows, parts of each row
-PREFIX_PARTS_MOST, PREFIX_TILE_HEADS = 16, 128  # of a prefix that rows share, and the heads of its tiles
-ROW_NUMBERS = 4096  # of a sequence's sampling: parameters, biases, end tokens
+PART_PROGRAMS, PARTS_MOST, PARTS_OF_MANY = 8 * SMS, 64, 2  # programs for few decode rows, parts of each row
+PREFIX_PARTS_MOST, PREFIX_TILE_HEADS = 16, 128  # of a shared prefix, and the heads of its tiles
+ROW_NUMBERS = 4096  # for a sequence's sampling: parameters, biases, end tokens
 LOGPROB_PART_TOKENS, LOGPROB_PART_BYTES = 2048, 192
 FLOAT_BYTES, INT_BYTES = 4, 4
 
@@ -27,7 +28,7 @@ def workspace(
     """Bytes of every buffer, by name."""
     rows = -(-max_running // LADDER_STEP) * LADDER_STEP
     tokens = max(step_tokens, rows)
-    kept_rows = 2 * rows  # sequences that ended keep theirs until the step in flight has landed
+    kept_rows = 2 * rows  # finished sequences keep theirs until the step in flight has landed
     blocks = -(-max_context // BLOCK_TOKENS)
     hidden, ffn, head = spec.hidden_size, spec.ffn_size, spec.head_dim
     heads, qkv = spec.num_heads * head, (spec.num_heads + 2 * spec.num_kv_heads) * head
@@ -58,13 +59,13 @@ def workspace_bytes(
 
 
 def _partials(widest: int) -> int:
-    """Float32 numbers of the widest split product: few parts of many tiles, or many parts of few."""
+    """Float32 elements of the widest split product: few parts of many tiles, or many parts of few."""
     whole = SPLIT_TOKENS * widest
     return min(SPLITS_MOST * whole, max(whole, SPLIT_NUMBERS))
 
 
 def _decode_parts(most_rows: int, spec: ModelSpec) -> int:
-    """Parts of all rows of a decode batch together, at most: few rows are cut into many."""
+    """The most parts of all rows of a decode batch together: few rows are split into many parts."""
     group = spec.num_heads // spec.num_kv_heads
     rows_per_tile = max(1, PREFIX_TILE_HEADS // (1 << (group - 1).bit_length()))
     most = 0
@@ -82,7 +83,7 @@ def _gather_tokens(tokens: int, max_context: int) -> int:
 
 
 def _sampling(vocab: int, rows: int, kept_rows: int) -> int:
-    """Rows' parameters; and, once asked for: logits to change, counts of tokens, log-probabilities."""
+    """Rows' parameters; and, on first use: modified logits, token counts, log-probabilities."""
     state = kept_rows * ROW_NUMBERS * INT_BYTES
     logprobs = kept_rows * -(-vocab // LOGPROB_PART_TOKENS) * LOGPROB_PART_BYTES
     return state + logprobs + 2 * rows * vocab * FLOAT_BYTES

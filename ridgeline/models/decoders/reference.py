@@ -1,7 +1,7 @@
-"""The decoder: one implementation for every dense family, told apart by the flags of its ModelSpec.
+"""The decoder: one implementation for every dense family, configured by the flags of its ModelSpec.
 
 The runner calls `forward` once per step, under torch.inference_mode. The decoder owns weights and rotary
-tables; the KV cache belongs to the caller. How each op is computed is the backend's affair.
+tables; the caller owns the KV cache. The backend implements each op.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ Rotation = tuple[Tensor, Tensor]  # cos, sin
 
 
 class Decoder:
-    """A model that turns StepInputs into logits. `max_context` bounds the positions it can be given."""
+    """A model that turns StepInputs into logits. `max_context` bounds the positions it accepts."""
 
     def __init__(
         self, spec: ModelSpec, weights: DecoderWeights, backend: Backend, max_context: int | None = None

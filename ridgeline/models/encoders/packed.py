@@ -1,4 +1,4 @@
-"""An encoder's weights as the native library takes them: matrices in panels, q, k and v as one.
+"""An encoder's weights in the native library's layout: matrices in panels; q, k and v as one matrix.
 
 Packed at every start: it takes a third of a second for 90 MB, and nothing is quantized. Never imports torch.
 """
@@ -37,7 +37,7 @@ POOLINGS = {
 
 
 def encoder_table(spec: EncoderSpec, weights: dict[str, Floats], max_tokens: int) -> EncoderTable:
-    """`max_tokens`: of one call of the library."""
+    """`max_tokens`: the most tokens of one call of the library."""
     return EncoderTable(
         heads=spec.num_heads,
         activation=ACTIVATIONS[spec.activation],
@@ -54,7 +54,7 @@ def encoder_table(spec: EncoderSpec, weights: dict[str, Floats], max_tokens: int
 
 
 def _layers(spec: EncoderSpec, weights: dict[str, Floats]) -> list[EncoderLayerTable]:
-    """Their matrices in one piece of memory: large enough for huge pages."""
+    """All matrices are in one block of memory, large enough for huge pages."""
     hidden, ffn = spec.hidden_size, spec.ffn_size
     shapes = ((3 * hidden, hidden), (hidden, hidden), (ffn, hidden), (hidden, ffn))
     sizes = [-(-packed_bytes(Format.F32, *shape) // ALIGNMENT) * ALIGNMENT for shape in shapes]
@@ -81,7 +81,7 @@ def _layer(weights: dict[str, Floats], index: int, places: list[Bytes]) -> Encod
 
 
 def _matrix(weights: dict[str, Floats], place: Bytes, *names: str) -> PackedMatrix:
-    """The matrices of these names, one below the other, packed at the beginning of `place`."""
+    """The matrices of these names, stacked by rows, packed at the start of `place`."""
     rows = np.concatenate([weights[f"{name}.weight"] for name in names])
     bias = np.concatenate([weights[f"{name}.bias"] for name in names])
     return pack_float(Format.F32, rows, bias=bias, out=place[: packed_bytes(Format.F32, *rows.shape)])

@@ -1,7 +1,7 @@
-"""The encoder in plain torch: what the native library must agree with, and how a GPU computes it.
+"""The encoder in plain torch: the reference of the native library, and the implementation on a GPU.
 
-Texts are padded to one length here and masked, as everybody does it; the native path pads nothing. Used by
-the tests as the readable reference, and by the engine where torch computes encoders.
+Texts are padded to one length and masked, as is usual; the native library does not pad. Used by the tests as
+the readable reference, and by the engine if torch computes encoders.
 """
 
 from __future__ import annotations

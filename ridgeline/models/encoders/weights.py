@@ -1,7 +1,7 @@
-"""An encoder's checkpoint as float32 arrays under one set of names, whatever its family calls them.
+"""An encoder's checkpoint as float32 arrays under one set of names for all families.
 
-Used by the native table and the torch reference. Every name, shape and value is checked before anything is
-computed with it. Numpy alone.
+Used by the native table and the torch reference. Every name, shape and value is checked before it is used.
+Numpy only.
 """
 
 from __future__ import annotations
@@ -45,10 +45,10 @@ _DISTILBERT_LAYER = {
 
 @dataclass(frozen=True, slots=True)
 class _Names:
-    prefix: str  # before everything but the head, in checkpoints that have one
+    prefix: str  # of everything except the head, in checkpoints that have one
     layer: str
     parts: dict[str, str]
-    dense: str  # of a cross-encoder's head: hidden to hidden, an activation,
+    dense: str  # in a cross-encoder's head: hidden to hidden, an activation,
     score: str  # hidden to one
 
 
@@ -62,7 +62,7 @@ _NAMES = {
         "distilbert.", "transformer.layer", _DISTILBERT_LAYER, "pre_classifier", "classifier"
     ),
 }
-# Parts that do not lead to a vector: heads of other tasks, and buffers that follow from the configuration.
+# Tensors that are not needed: heads of other tasks, and buffers that follow from the configuration.
 _HARMLESS = re.compile(r"position_ids$|token_type_ids$|(^|\.)pooler\.|^cls\.|^lm_head\.|^vocab_|(^|\.)mlm_")
 # The head's activation between its two layers.
 HEAD_ACTIVATION = {"bert": "tanh", "roberta": "tanh", "xlm-roberta": "tanh", "distilbert": "relu"}
@@ -80,8 +80,8 @@ def load_encoder_weights(path: Path, spec: EncoderSpec) -> dict[str, Floats]:
     unexpected = [name for name in places if name not in known and not _HARMLESS.search(name)]
     if unexpected:
         raise BrokenModel(
-            f"{path}: {len(unexpected)} tensors have no place in a {spec.family} encoder as configured: "
-            f"{', '.join(sorted(unexpected)[:6])}"
+            f"{path}: {len(unexpected)} tensors do not belong to a {spec.family} encoder "
+            f"with this configuration: {', '.join(sorted(unexpected)[:6])}"
         )
     return {ours: _read(places[stored], stored, shape) for ours, (stored, shape) in expected.items()}
 
@@ -89,7 +89,7 @@ def load_encoder_weights(path: Path, spec: EncoderSpec) -> dict[str, Floats]:
 def _safetensors(path: Path) -> Path:
     file = weights_file(path)
     if file.suffix == ".gguf":
-        raise UnsupportedModel(f"{file}: encoders are read from safetensors, not from GGUF files")
+        raise UnsupportedModel(f"{file}: encoders are supported as safetensors, not as GGUF files")
     return file
 
 
@@ -125,11 +125,16 @@ def _read(file: SafetensorsFile, name: str, shape: tuple[int, ...]) -> Floats:
     tensor = file.tensors[name]
     if tensor.shape != shape:
         raise BrokenModel(
-            f"{file.path}: tensor {name} has shape {list(tensor.shape)}, the configuration says {list(shape)}"
+            f"{file.path}: tensor {name} has shape {list(tensor.shape)}, "
+            f"but the configuration says {list(shape)}"
         )
     if tensor.dtype not in READABLE_DTYPES:
-        raise UnsupportedModel(f"{file.path}: tensor {name} is stored as {tensor.dtype}, which is not read")
+        raise UnsupportedModel(
+            f"{file.path}: tensor {name} is stored as {tensor.dtype}, which is not supported"
+        )
     values = dequantize(file.raw(name), tensor.dtype).reshape(shape)
     if not np.isfinite(values).all():
-        raise BrokenModel(f"{file.path}: tensor {name} holds values that are not finite: the file is corrupt")
+        raise BrokenModel(
+            f"{file.path}: tensor {name} contains values that are not finite: the file is corrupt"
+        )
     return values

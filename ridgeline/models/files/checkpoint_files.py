@@ -1,7 +1,6 @@
-"""Which files a checkpoint's weights are in: one, or shards that an index lists.
+"""Finds the files of a checkpoint's weights: one file, or shards listed in an index.
 
-Used by whoever opens a checkpoint, and by the cache of packed weights to tell whether it has changed. Reads
-no tensors.
+Used by code that opens a checkpoint, and by the cache of packed weights to detect changes. Reads no tensors.
 """
 
 from __future__ import annotations
@@ -15,7 +14,7 @@ from ridgeline.models.files.registry import refuse_pickles_alone
 
 
 def weights_file(path: Path) -> Path:
-    """The file a checkpoint begins with: a .gguf or .safetensors file, or an index of shards."""
+    """The first file of a checkpoint: a .gguf or .safetensors file, or an index of shards."""
     path = Path(path)
     if path.is_dir():
         index, single = path / "model.safetensors.index.json", path / "model.safetensors"
@@ -26,7 +25,7 @@ def weights_file(path: Path) -> Path:
         if len(ggufs) == 1:
             return ggufs[0]
         if ggufs:
-            raise BrokenModel(f"{path}: holds {len(ggufs)} .gguf files; name the one to load")
+            raise BrokenModel(f"{path}: contains {len(ggufs)} .gguf files; give the path of one of them")
         raise no_weights(path)
     if path.suffix in PICKLE_SUFFIXES:
         raise pickle_refusal(path)
@@ -43,7 +42,7 @@ def shard_paths(path: Path) -> list[Path]:
     shards = sorted({str(shard) for shard in weight_map.values()})
     for shard in shards:
         if Path(shard).name != shard:
-            raise BrokenModel(f"{path}: names the shard {shard!r}, which is not in the model's own directory")
+            raise BrokenModel(f"{path}: lists the shard {shard!r}, which is outside the model's directory")
         if not (path.parent / shard).is_file():
             raise BrokenModel(f"{path.parent / shard}: the index lists this shard, but the file is missing")
     return [path.parent / shard for shard in shards]

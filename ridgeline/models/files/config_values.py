@@ -1,7 +1,7 @@
-"""Typed, strict access to a dictionary somebody else wrote: config.json, or the metadata of a GGUF file.
+"""Typed, strict access to untrusted dictionaries: config.json, or the metadata of a GGUF file.
 
 Used by the readers of ModelSpec. A missing or wrongly typed value is a BrokenModel that names the file, the
-key and what was found; nothing is converted or guessed. Remembers which keys were asked for.
+key and the value found; nothing is converted or guessed. Records which keys were read.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ from ridgeline.models.files.gguf_strings import GgufStrings
 
 _MISSING = object()
 SHOWN_CHARACTERS = 60
-LARGEST = 1 << 53  # no size, count or id comes near; beyond it a number is no longer exact as a float
+LARGEST = 1 << 53  # far above any size, count or id; larger integers are not exact as floats
 
 
 class ConfigValues:
-    """`where` names the file in errors, `prefix` goes before keys there, `defaults` fill in absent keys."""
+    """`where` names the file in errors, `prefix` precedes keys there, `defaults` fill in absent keys."""
 
     def __init__(
         self,
@@ -39,7 +39,7 @@ class ConfigValues:
 
     @classmethod
     def below(cls, prefix: str, values: Mapping[str, Any], where: str) -> ConfigValues:
-        """The keys that start with `prefix`: asked for without it, named in errors with it."""
+        """The keys that start with `prefix`: read without it, named in errors with it."""
         inside = {key.removeprefix(prefix): value for key, value in values.items() if key.startswith(prefix)}
         return cls(inside, where, prefix=prefix)
 
@@ -67,7 +67,7 @@ class ConfigValues:
         return value
 
     def optional_number(self, key: str) -> float | None:
-        """A number above zero and not absurd: every number a model configuration holds is one."""
+        """A number above zero and below LARGEST, as are all numbers in a model configuration."""
         value = self._get(key)
         if value is None or value is _MISSING:
             return None
@@ -112,7 +112,7 @@ class ConfigValues:
         return value
 
     def integers(self, key: str) -> list[int]:
-        """A list of integers, or one integer as a list of it; empty when absent or null."""
+        """A list of integers, or one integer as a list; empty when absent or null."""
         value = self._get(key)
         if value is None or value is _MISSING:
             return []
@@ -122,7 +122,7 @@ class ConfigValues:
         return items
 
     def numbers(self, key: str, *, whole: bool = False) -> Sequence[float] | None:
-        """A list of numbers, with `whole` of integers: how GGUF writes scores and token types."""
+        """A list of numbers, or of integers with `whole`: GGUF's form of scores and token types."""
         value = self._get(key)
         if value is None or value is _MISSING:
             return None
@@ -155,16 +155,16 @@ class ConfigValues:
         return value
 
     def has(self, key: str) -> bool:
-        """Whether the key is there and switches something on."""
+        """Whether the key is present and enables something."""
         value = self._get(key)
         return value is not _MISSING and is_set(value)
 
     def is_null(self, key: str) -> bool:
-        """Written as null, or absent where that means null."""
+        """Null, or absent where that means null."""
         return self._get(key) is None
 
     def unread(self) -> list[str]:
-        """Keys that hold something and that nobody asked for, in alphabetical order."""
+        """Keys with a value that were never read, in alphabetical order."""
         return sorted(key for key, value in self._values.items() if key not in self._read and is_set(value))
 
     def _get(self, key: str) -> Any:
@@ -176,26 +176,26 @@ class ConfigValues:
     def _wrong(self, key: str, expected: str) -> BrokenModel:
         value = self._get(key)
         found = "is missing" if value is _MISSING else f"is {shown(value)}"
-        return BrokenModel(f"{self.where}: {self.prefix}{key} {found}; {expected} was expected")
+        return BrokenModel(f"{self.where}: {self.prefix}{key} {found}; expected {expected}")
 
 
 def read_json_object(path: Path) -> dict[str, Any]:
-    """The file's content, which must be a JSON object; what is wrong with it is said with its name."""
+    """The file's content, which must be a JSON object; errors name the file."""
     try:
         content = json.loads(path.read_bytes())
     except (OSError, ValueError, RecursionError) as error:
         raise BrokenModel(f"{path}: is not readable JSON: {error}") from error
     if not isinstance(content, dict):
-        raise BrokenModel(f"{path}: holds {type(content).__name__}, not a JSON object")
+        raise BrokenModel(f"{path}: contains {type(content).__name__}, not a JSON object")
     return content
 
 
 def is_set(value: Any) -> bool:
-    """Whether a key switches something on: null, false, 0 and empty containers do not."""
+    """Whether a value enables something: null, false, 0 and empty containers do not."""
     return bool(value) if not hasattr(value, "__len__") else len(value) > 0
 
 
 def shown(value: Any) -> str:
-    """The value as it stood in the file, shortened for a message."""
+    """The value as written in the file, shortened for a message."""
     text = json.dumps(value, default=repr, ensure_ascii=False)
     return text if len(text) <= SHOWN_CHARACTERS else text[: SHOWN_CHARACTERS - 1] + "…"

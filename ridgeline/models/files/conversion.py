@@ -1,7 +1,7 @@
-"""Checkpoints that are not served as they are: what they hold, and the command that makes one that is.
+"""Errors for checkpoints that cannot be served directly, with the command that converts them.
 
-Called by the readers of model files when they refuse one. Never converts anything itself: these commands
-need transformers, and pickles run their author's code.
+Called by the readers of model files when they reject one. Never converts anything itself: the commands need
+transformers, and pickles run their author's code.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from ridgeline.models.errors import BrokenModel, UnsupportedModel
 from ridgeline.models.files.config_values import read_json_object
 
 ADAPTER_CONFIG = "adapter_config.json"
-# Other layouts of a vocabulary, and what transformers needs to read each.
+# Other vocabulary formats, and the packages transformers needs to read each.
 OLD_TOKENIZERS = {
     "tokenizer.model": "sentencepiece protobuf",
     "spiece.model": "sentencepiece protobuf",
@@ -25,7 +25,7 @@ OLD_TOKENIZERS = {
 
 
 def is_adapter(directory: Path) -> bool:
-    """Whether these are the weights of a PEFT adapter alone; a merged model may keep adapter_config.json."""
+    """Whether the directory has only a PEFT adapter's weights; merged models may keep adapter_config.json."""
     if not (directory / ADAPTER_CONFIG).is_file():
         return False
     others = [file for file in directory.glob("*.safetensors") if not file.name.startswith("adapter_")]
@@ -42,16 +42,16 @@ def adapter_refusal(directory: Path) -> UnsupportedModel:
         f"T.from_pretrained({base!r}).save_pretrained({target!r})"
     )
     return UnsupportedModel(
-        f"{directory}: is a PEFT adapter ({config.get('peft_type', 'of an unknown type')}) of {base}, and "
-        f"adapters are not served yet. Merge it into that model, and serve {target}: "
+        f"{directory}: is a PEFT adapter ({config.get('peft_type', 'of an unknown type')}) for {base}, and "
+        f"adapters are not supported yet. Merge it into the model and serve {target}: "
         f"pip install peft transformers && {_command(merging)}"
     )
 
 
 def pickle_refusal(path: Path) -> UnsupportedModel:
-    """path: the pickle, of a model directory or by itself."""
+    """path: the pickle, in a model directory or on its own."""
     refused = (
-        f"{path}: is a pickle, and loading a pickle runs any code its author put there; "
+        f"{path}: is a pickle, and loading a pickle runs code from its author; "
         "use the model's .safetensors or .gguf files, or convert to safetensors"
     )
     is_read_by_transformers = path.match("pytorch_model*.bin") and (path.parent / "config.json").is_file()
@@ -59,19 +59,19 @@ def pickle_refusal(path: Path) -> UnsupportedModel:
         return UnsupportedModel(refused)
     source, target = _places(path.parent, "-safetensors")
     return UnsupportedModel(
-        f"{refused} if you trust its author, and serve {target}: "
+        f"{refused} if you trust its author, then serve {target}: "
         f"pip install transformers torch && {_conversion(path.parent, source, target)}"
     )
 
 
 def no_weights(directory: Path) -> BrokenModel:
-    """Of a hub's model, whose pickles are never fetched, or of a directory that holds none."""
-    message = f"{directory}: holds no weights (model.safetensors, its index, or a .gguf file)"
+    """For a hub model, whose pickles are never downloaded, or for a directory that has none."""
+    message = f"{directory}: contains no weights (model.safetensors, its index, or a .gguf file)"
     if _hub_name(directory) is None:
         return BrokenModel(message)
     source, target = _places(directory, "-safetensors")
     return BrokenModel(
-        f"{message}. If {source} has pickles (pytorch_model.bin) alone and you trust its author, convert it, "
+        f"{message}. If {source} has only pickles (pytorch_model.bin) and you trust its author, convert it "
         f"and serve {target}: pip install transformers torch && {_conversion(directory, source, target)}"
     )
 
@@ -79,9 +79,10 @@ def no_weights(directory: Path) -> BrokenModel:
 def missing_tokenizer(directory: Path) -> BrokenModel:
     missing = f"{directory}: has no tokenizer.json"
     source, target = _places(directory, "-tokenizer")
-    if source != str(directory):  # a hub's: the older files are not fetched, and the snapshot is the hub's
+    # A hub model: the older files are not downloaded, and the snapshot belongs to the hub's cache.
+    if source != str(directory):
         return BrokenModel(
-            f"{missing}. Save the model with one, and serve {target}: "
+            f"{missing}. Save the model with a tokenizer.json, then serve {target}: "
             f"pip install transformers torch sentencepiece protobuf tiktoken && "
             f"{_conversion(directory, source, target)}"
         )
@@ -92,10 +93,10 @@ def missing_tokenizer(directory: Path) -> BrokenModel:
                 f"T.from_pretrained({source!r}).save_pretrained({source!r})"
             )
             return BrokenModel(
-                f"{missing}, and {found[0].name} is not read. Make one of it: "
+                f"{missing}, and {found[0].name} is not supported. Convert it: "
                 f"{' '.join(f'pip install transformers {packages}'.split())} && {_command(saving)}"
             )
-    return BrokenModel(f"{missing}; copy it there from where the weights came from")
+    return BrokenModel(f"{missing}; copy it from the source of the weights")
 
 
 def _conversion(directory: Path, source: str, target: str) -> str:
@@ -117,7 +118,7 @@ def _auto_class(directory: Path) -> str:
 
 
 def _places(directory: Path, suffix: str) -> tuple[str, str]:
-    """(what transformers calls the model, where to save another): of a snapshot in the hub's cache its id."""
+    """(the model's name for transformers, where to save another); a hub snapshot is named by its id."""
     hub_name = _hub_name(directory)
     if hub_name is not None:
         return hub_name, f"./{hub_name.rpartition('/')[2]}"

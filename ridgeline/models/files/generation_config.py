@@ -1,8 +1,8 @@
-"""SamplingDefaults: how the model's authors recommend sampling, for requests that leave it out.
+"""SamplingDefaults: the sampling parameters recommended by the model's authors, for requests without them.
 
 Read from generation_config.json or from the general.sampling keys of a GGUF file, as vLLM and llama.cpp do;
 for a known model whose files have none, from its registry entry. Called when an engine is built and by
-`ridgeline models inspect`. Ranges are the engine's to check.
+`ridgeline models inspect`. The engine checks the ranges.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from ridgeline.models.files.gguf import GgufFile
 
 FILE_NAME = "generation_config.json"
 GGUF_PREFIX = "general.sampling."
-# The files' keys → ours.
+# The files' keys → our names.
 _HF_KEYS = {
     "temperature": "temperature",
     "top_p": "top_p",
@@ -41,18 +41,18 @@ _WHOLE = frozenset({"top_k", "max_tokens"})
 
 @dataclass(frozen=True, slots=True)
 class SamplingDefaults:
-    """None: the engine's default. The names are those of the engine's SamplingParams."""
+    """None: the engine's default. The names match the engine's SamplingParams."""
 
     temperature: float | None = None
     top_p: float | None = None
     top_k: int | None = None
     min_p: float | None = None
     repetition_penalty: float | None = None
-    max_tokens: int | None = None  # of an answer that is asked for without a limit
-    source: str = ""  # the file or table it comes from; for people
+    max_tokens: int | None = None  # for requests without a limit
+    source: str = ""  # the file or table it comes from, for display
 
     def values(self) -> dict[str, Any]:
-        """What is set, by name."""
+        """The values that are set, by name."""
         return {name: value for name, value in asdict(self).items() if name != "source" and value is not None}
 
     def text(self) -> str:
@@ -70,8 +70,8 @@ def sampling_defaults(
 ) -> SamplingDefaults:
     """The defaults of the model at `path`: those of `generation_config`, then `overrides` (JSON).
 
-    generation_config: auto is the model's own files, none is nothing, else a file or its directory.
-    recommended: what auto falls back on where the files have none.
+    generation_config: auto uses the model's own files, none uses nothing, else a file or its directory.
+    recommended: used by auto if the files have none.
     """
     if generation_config == "none":
         found = NO_DEFAULTS
@@ -89,7 +89,7 @@ def sampling_defaults(
 
 
 def parse_overrides(text: str | None) -> dict[str, Any]:
-    """--override-generation-config as values by our names; a ValueError says what is wrong with it."""
+    """--override-generation-config as values with our names; raises ValueError with the reason."""
     if text is None:
         return {}
     try:
@@ -101,7 +101,7 @@ def parse_overrides(text: str | None) -> dict[str, Any]:
     for key in given:
         if key not in _HF_KEYS and key != "max_tokens":
             near = difflib.get_close_matches(key, _HF_KEYS, n=1)
-            hint = f"did you mean {near[0]}?" if near else f"known are {', '.join(_HF_KEYS)}"
+            hint = f"did you mean {near[0]}?" if near else f"known keys: {', '.join(_HF_KEYS)}"
             raise ValueError(f"has the unknown key {shown(key)}; {hint}")
     try:
         return _values({_HF_KEYS.get(key, "max_tokens"): value for key, value in given.items()}, {})
@@ -118,7 +118,7 @@ def _of_model(path: Path) -> SamplingDefaults:
             if key.startswith(GGUF_PREFIX)
         }
         return _read(values, _GGUF_KEYS, f"{path.name}: {GGUF_PREFIX}", f"{GGUF_PREFIX}* of {path.name}")
-    beside = path.name.removesuffix("config.json")  # of a config.json by itself, as `read_spec` takes one
+    beside = path.name.removesuffix("config.json")  # for a config.json on its own, as `read_spec` accepts
     file = path.with_name(beside + FILE_NAME) if path.suffix == ".json" else path / FILE_NAME
     return _of_file(file) if file.is_file() else NO_DEFAULTS
 
@@ -126,7 +126,7 @@ def _of_model(path: Path) -> SamplingDefaults:
 def _of_file(path: Path) -> SamplingDefaults:
     file = path / FILE_NAME if path.is_dir() else path
     if not file.is_file():
-        raise ModelNotFound(f"--generation-config {path}: no such file; write auto, none or a path")
+        raise ModelNotFound(f"--generation-config {path}: no such file; use auto, none or a path")
     return _read(read_json_object(file), _HF_KEYS, f"{file}: ", str(file))
 
 
@@ -139,11 +139,11 @@ def _read(values: Mapping[str, Any], keys: Mapping[str, str], where: str, source
 
 
 class _WrongValue(Exception):
-    """A value is not of its key's type."""
+    """A value has the wrong type."""
 
 
 def _values(values: Mapping[str, Any], keys: Mapping[str, str]) -> dict[str, Any]:
-    """The numbers by our names; null and absent are left out. Without `keys` the names are ours already."""
+    """The numbers with our names, without null and absent ones. Without `keys` the names are ours already."""
     found: dict[str, Any] = {}
     for key, name in (keys or {key: key for key in values}).items():
         value = values.get(key)
@@ -151,10 +151,8 @@ def _values(values: Mapping[str, Any], keys: Mapping[str, str]) -> dict[str, Any
             continue
         is_whole = name in _WHOLE
         if isinstance(value, bool) or not isinstance(value, int if is_whole else int | float):
-            raise _WrongValue(
-                f"{key} is {shown(value)}; {'an integer' if is_whole else 'a number'} was expected"
-            )
+            raise _WrongValue(f"{key} is {shown(value)}; expected {'an integer' if is_whole else 'a number'}")
         found[name] = value if is_whole else float(value)
-    if found.get("top_k") == -1:  # vLLM's way to turn it off
+    if found.get("top_k") == -1:  # vLLM's value for off
         found["top_k"] = 0
     return found

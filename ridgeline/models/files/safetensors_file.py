@@ -1,8 +1,7 @@
 """safetensors files: a table of tensors over one read-only memory map.
 
-Every length and offset in the header is checked against the file before anything is read through it, as
-`gguf` does for its format. Not read by the safetensors package, because its numpy side knows no bfloat16 and
-its torch side needs torch.
+Every length and offset in the header is checked against the file before it is used, as in `gguf`. The
+safetensors package is not used: its numpy side does not know bfloat16 and its torch side needs torch.
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ from ridgeline.models.errors import BrokenModel
 
 MAX_HEADER_BYTES = 100_000_000  # the format's own bound
 _LENGTH_BYTES = 8
-# Bytes per element. Types that are not listed are carried along; only reading them is refused, by the loader.
+# Bytes per element. Other types may be present; the loader rejects them when it reads them.
 ELEMENT_BYTES = {
     "F64": 8, "I64": 8, "U64": 8, "F32": 4, "I32": 4, "U32": 4, "F16": 2, "BF16": 2, "I16": 2, "U16": 2,
     "I8": 1, "U8": 1, "BOOL": 1, "F8_E4M3": 1, "F8_E5M2": 1, "F8_E8M0": 1,
@@ -30,7 +29,7 @@ ELEMENT_BYTES = {
 
 @dataclass(frozen=True, slots=True)
 class SafetensorsTensor:
-    """One tensor's place in the file."""
+    """One tensor's location in the file."""
 
     dtype: str
     shape: tuple[int, ...]
@@ -47,7 +46,7 @@ class SafetensorsFile:
             with self.path.open("rb") as file:
                 self._map = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
         except FileNotFoundError as error:
-            raise BrokenModel(f"{self.path}: the file is missing; fetch the model again") from error
+            raise BrokenModel(f"{self.path}: the file is missing; download the model again") from error
         except (OSError, ValueError) as error:  # an empty file cannot be mapped
             raise self._broken(str(error)) from error
         self.tensors: dict[str, SafetensorsTensor] = self._read_table()
@@ -61,7 +60,7 @@ class SafetensorsFile:
         size = len(self._map)
         length = int.from_bytes(self._map[:_LENGTH_BYTES], "little")
         if size < _LENGTH_BYTES or length > min(size - _LENGTH_BYTES, MAX_HEADER_BYTES):
-            raise self._broken(f"its header should have {length} bytes, the file has {size}")
+            raise self._broken(f"its header should have {length} bytes, but the file has {size}")
         data_start = _LENGTH_BYTES + length
         header = self._read_header(self._map[_LENGTH_BYTES:data_start])
         header.pop("__metadata__", None)
@@ -73,20 +72,20 @@ class SafetensorsFile:
                 raise self._broken(f"tensor {name} begins at byte {tensor.offset}, not at {end}")
             end += tensor.nbytes
         if end != size:
-            raise self._broken(f"its tensors end at byte {end}, the file at {size}")
+            raise self._broken(f"its tensors end at byte {end}, but the file ends at {size}")
         return tensors
 
     def _read_header(self, text: bytes) -> dict[str, Any]:
         def once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
             found = dict(pairs)
             if len(found) != len(pairs):
-                raise ValueError("the header has a key twice")
+                raise ValueError("the header has a duplicate key")
             return found
 
         try:
             header = json.loads(text, object_pairs_hook=once)
         except (ValueError, RecursionError) as error:
-            raise self._broken(f"its header is not readable: {error}") from error
+            raise self._broken(f"its header is not valid JSON: {error}") from error
         if not isinstance(header, dict):
             raise self._broken("its header is not a JSON object")
         return header
@@ -96,16 +95,16 @@ class SafetensorsFile:
             dtype, shape, (begin, end) = entry["dtype"], entry["shape"], entry["data_offsets"]
             numbers = [*shape, begin, end]
         except (TypeError, KeyError, ValueError) as error:
-            raise self._broken(f"tensor {name} is not described as the format asks") from error
+            raise self._broken(f"tensor {name} has an invalid description") from error
         if not isinstance(dtype, str) or any(type(n) is not int or n < 0 for n in numbers) or end < begin:
-            raise self._broken(f"tensor {name} is not described as the format asks")
+            raise self._broken(f"tensor {name} has an invalid description")
         needed = math.prod(shape) * ELEMENT_BYTES[dtype] if dtype in ELEMENT_BYTES else end - begin
         if end - begin != needed:
-            raise self._broken(f"tensor {name} takes {end - begin} bytes, {dtype} {shape} needs {needed}")
+            raise self._broken(f"tensor {name} has {end - begin} bytes, but {dtype} {shape} needs {needed}")
         return SafetensorsTensor(dtype, tuple(shape), data_start + begin, end - begin)
 
     def _broken(self, reason: str) -> BrokenModel:
         return BrokenModel(
-            f"{self.path}: is not a whole safetensors file ({reason}); "
-            "it is truncated or altered: fetch it again"
+            f"{self.path}: is not a complete safetensors file ({reason}); "
+            "it is truncated or altered; download it again"
         )

@@ -1,4 +1,4 @@
-"""Shapes: what models cost, for planning; also of those that are not served here."""
+"""Shapes: the costs of models, for planning; also for models that cannot be served here."""
 
 from ridgeline.models.errors import UnsupportedModel
 from ridgeline.models.shapes.attention import (

@@ -1,6 +1,6 @@
-"""The kinds of attention as counts: weights, what a sequence keeps, what a step reads and computes.
+"""The kinds of attention as counts: weights, bytes kept per sequence, bytes read and FLOPs per step.
 
-Used by `shapes.shape`, filled in by the readers. All kinds answer the same questions: `input_matrix` and
+Used by `shapes.shape`, filled in by the readers. All kinds have the same methods: `input_matrix` and
 `output_matrix` (weights before and after the mixing of tokens), `vectors` (norms, biases), `kept_bytes`,
 `read_bytes` and `flops` of the mixing itself. Holds no tensors and reads no files.
 """
@@ -12,8 +12,8 @@ from typing import Literal
 
 from ridgeline.models.spec.model_spec import attended_pairs
 
-INDEX_SCALE_BYTES = 4  # beside each 8-bit index key of sparse attention
-STATE_BYTES = 4  # recurrent states are kept in float32 unless the config says otherwise
+INDEX_SCALE_BYTES = 4  # for each 8-bit index key of sparse attention
+STATE_BYTES = 4  # recurrent states are float32 unless the config says otherwise
 CONVOLUTION_BYTES = 2
 
 
@@ -24,8 +24,8 @@ class SparseIndex:
     heads: int
     head_dim: int
     top: int  # tokens
-    owns_weights: bool = True  # False: this layer uses the choice of an earlier one
-    wide_keys: bool = False  # index keys at 16 bits; otherwise at 8, whatever the rest of the cache is
+    owns_weights: bool = True  # False: this layer reuses the choice of an earlier one
+    wide_keys: bool = False  # index keys at 16 bits; otherwise at 8, whatever the cache's type is
 
     @property
     def key_bytes(self) -> int:
@@ -47,10 +47,11 @@ class FullAttention:
     head_dim: int
     value_dim: int | None = None  # None = head_dim
     window: int | None = None
-    chunked: bool = False  # the window does not slide: it starts anew every `window` tokens
+    chunked: bool = False  # the window does not slide: it restarts every `window` tokens
     qkv_bias: bool = False
     output_bias: bool = False
-    qk_norm: Literal["", "head", "projection"] = ""  # one norm for all heads, or one as wide as all of them
+    # One norm shared by all heads, or one as wide as all of them.
+    qk_norm: Literal["", "head", "projection"] = ""
     output_gate: bool = False  # q is twice as wide: half of it gates the output
     head_gate: bool = False  # one gate per head
     keys_are_values: bool = False  # no projection for values
@@ -89,7 +90,7 @@ class FullAttention:
         return context if self.window is None else min(context, self.window)
 
     def tokens_seen(self, context: int) -> int:
-        """What the newest of `context` tokens attends to, itself included."""
+        """The tokens that the newest of `context` tokens attends to, itself included."""
         if self.chunked and self.window is not None:
             return (context - 1) % self.window + 1 if context else 0
         return self.tokens_held(context)
@@ -136,7 +137,7 @@ class LatentAttention:
 
     @property
     def expansion(self) -> int:
-        """From the latent to every head's key and value; or absorbed, applied to query and output."""
+        """From the latent to every head's key and value; or absorbed into query and output."""
         return self.kv_lora_rank * self.heads * (self.nope_dim + self.value_dim)
 
     def input_matrix(self, hidden: int) -> int:
@@ -169,7 +170,7 @@ class LatentAttention:
         return min(context, self.index.top) * self.kv_elements * kv_bytes + context * self.index.key_bytes
 
     def flops(self, tokens: int, context: int) -> int:
-        """The cheaper of both ways: with the cached latents expanded anew, or in the latent space."""
+        """The cheaper of the two ways: expanding the cached latents again, or working in the latent space."""
         chosen = None if self.index is None else self.index.top
         index = 0 if self.index is None else self.index.flops(tokens, context)
         absorbed = 2 * self.heads * (2 * self.kv_lora_rank + self.rope_dim)
@@ -181,7 +182,7 @@ class LatentAttention:
 
 @dataclass(frozen=True, slots=True)
 class LinearAttention:
-    """Gated delta net: a matrix per head is updated by every token; no cache that grows."""
+    """Gated delta net: every token updates a matrix per head; no growing cache."""
 
     key_heads: int
     value_heads: int
@@ -189,7 +190,7 @@ class LinearAttention:
     value_dim: int
     convolution: int  # taps
     state_bytes: int = STATE_BYTES
-    decay_rank: int | None = None  # Kimi: every channel of a key decays by itself, through so narrow a matrix
+    decay_rank: int | None = None  # Kimi: every key channel has its own decay, through a matrix this narrow
 
     @property
     def kv_elements(self) -> int:
@@ -197,7 +198,7 @@ class LinearAttention:
 
     @property
     def channels(self) -> int:
-        """What passes the convolution: q, k and v."""
+        """The channels of the convolution: q, k and v."""
         return 2 * self.key_heads * self.key_dim + self.value_heads * self.value_dim
 
     def input_matrix(self, hidden: int) -> int:
@@ -283,17 +284,17 @@ class Mamba2:
 
 @dataclass(frozen=True, slots=True)
 class CompressedAttention:
-    """A window of plain tokens, and behind it one entry for every `ratio` tokens; keys are the values."""
+    """A window of plain tokens, and before it one entry for every `ratio` tokens; keys are the values."""
 
     heads: int
     head_dim: int
     q_lora_rank: int
     window: int
-    ratio: int  # 0: the window alone
+    ratio: int  # 0: only the window
     output_groups: int
     output_rank: int
-    index: SparseIndex | None = None  # chooses among the entries; its `top` counts them
-    overlapping: bool = False  # an entry is made of its own tokens and those before
+    index: SparseIndex | None = None  # chooses among the entries; its `top` counts entries
+    overlapping: bool = False  # an entry covers its own tokens and those before
 
     @property
     def kv_elements(self) -> int:
@@ -301,7 +302,7 @@ class CompressedAttention:
 
     @property
     def _spread(self) -> int:
-        """How many features the making of entries takes per feature of one."""
+        """Input features per feature of an entry."""
         return 2 if self.overlapping else 1
 
     def input_matrix(self, hidden: int) -> int:
@@ -355,6 +356,6 @@ Attention = FullAttention | LatentAttention | LinearAttention | Mamba2 | Compres
 
 
 def _chunked_pairs(tokens: int, chunk: int) -> int:
-    """Causal pairs among the first `tokens` tokens when attention starts anew every `chunk` of them."""
+    """Causal pairs among the first `tokens` tokens when attention restarts every `chunk` of them."""
     whole, left = divmod(tokens, chunk)
     return whole * chunk * (chunk + 1) // 2 + left * (left + 1) // 2

@@ -1,4 +1,4 @@
-"""Shape of DeepSeek V4: compressed attention behind a window, several residual streams, experts throughout.
+"""Shape of DeepSeek V4: a window plus compressed attention, several residual streams, experts throughout.
 
 Called by `shapes.read` through its table.
 """
@@ -12,7 +12,7 @@ from ridgeline.models.shapes.config import ShapeConfig, build_shape, layer_count
 from ridgeline.models.shapes.ffn import Experts
 from ridgeline.models.shapes.shape import ExtraWeights, LayerShape, ModelShape
 
-SPARSE_RATIO = 4  # entries this fine are chosen among by an index, and overlap
+SPARSE_RATIO = 4  # entries this fine are selected by an index, and overlap
 
 
 def read_deepseek_v4(config: ShapeConfig) -> ModelShape:
@@ -26,7 +26,7 @@ def read_deepseek_v4(config: ShapeConfig) -> ModelShape:
             "prediction heads"
         )
     streams = values.integer("hc_mult")
-    # Reading the streams into a layer, mixing them and writing back takes a small matrix twice a layer.
+    # Reading the streams into a layer, mixing them and writing back uses a small matrix twice per layer.
     mixing = 2 * ((2 + streams) * streams * (streams * hidden + 1) + 3)
     joining = streams * (streams * hidden + 1) + 1
     experts = _experts(values)

@@ -1,6 +1,7 @@
-"""What the readers of shapes share: a config with its name and files beside it, and the frame of a shape.
+"""Shared by the readers of shapes: a config with its name and neighbouring files, and the common parts of a
+shape.
 
-`ShapeConfig` is made by `shapes.read` and handed to one family's reader. Values are read as strictly as for a
+`ShapeConfig` is made by `shapes.read` and passed to one family's reader. Values are read as strictly as for a
 ModelSpec; nothing is guessed.
 """
 
@@ -17,7 +18,7 @@ from ridgeline.models.shapes.stored import Storage, read_storage
 from ridgeline.models.spec.hf_config import MAX_LAYERS
 
 STATE_TYPES = {"float32": 4, "bfloat16": 2, "float16": 2}
-# These keys of an outer, multimodal config speak for the language model inside it.
+# These keys of an outer, multimodal config apply to the language model inside it.
 OUTER_KEYS = ("dtype", "torch_dtype", "tie_word_embeddings", "quantization_config")
 
 
@@ -25,14 +26,14 @@ OUTER_KEYS = ("dtype", "torch_dtype", "tie_word_embeddings", "quantization_confi
 class ShapeConfig:
     name: str
     outer: Mapping[str, Any]  # the whole config.json
-    quantization: Mapping[str, Any] | None  # hf_quant_config.json, where there is one
+    quantization: Mapping[str, Any] | None  # hf_quant_config.json, if there is one
 
     @property
     def where(self) -> str:
         return f"{self.name}: config.json"
 
     def text(self, *, defaults: Mapping[str, Any] | None = None) -> ConfigValues:
-        """The language model's values: the config itself, or its text_config with what is said around it."""
+        """The language model's values: the config itself, or its text_config with the outer keys."""
         return ConfigValues(self.text_mapping(), self.where, defaults=defaults)
 
     def text_mapping(self) -> dict[str, Any]:
@@ -70,15 +71,15 @@ def flags_per_layer(values: ConfigValues, key: str, count: int) -> list[bool]:
     """A list of 0 and 1 with one entry for each layer."""
     stated = values.integers(key)
     if len(stated) != count or not set(stated) <= {0, 1}:
-        raise BrokenModel(f"{values.where}: {key} must hold 0 or 1 for each of {count} layers")
+        raise BrokenModel(f"{values.where}: {key} must contain 0 or 1 for each of {count} layers")
     return [entry == 1 for entry in stated]
 
 
 def state_bytes(values: ConfigValues, key: str, default: str) -> int:
-    """Of one number of a recurrent state, by the name of its type."""
+    """Bytes of one number of a recurrent state, by the name of its type."""
     name = values.optional_text(key) or default
     if name not in STATE_TYPES:
-        raise UnsupportedModel(f"{values.where}: {key} is {name!r}; known are {', '.join(STATE_TYPES)}")
+        raise UnsupportedModel(f"{values.where}: {key} is {name!r}; supported: {', '.join(STATE_TYPES)}")
     return STATE_TYPES[name]
 
 

@@ -1,7 +1,7 @@
-"""The feed-forward half of a layer as counts: a dense FFN, or routed experts with what all tokens share.
+"""The feed-forward half of a layer as counts: a dense FFN, or routed experts with their shared part.
 
-Used by `shapes.shape`, filled in by the readers. `matrix` counts weights a token is multiplied with,
-`vectors` those that are only added or scaled with. Holds no tensors and reads no files.
+Used by `shapes.shape`, filled in by the readers. `matrix` counts weights that a token is multiplied with,
+`vectors` those that are only added or used as scales. Holds no tensors and reads no files.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ class DenseFfn:
 
 @dataclass(frozen=True, slots=True)
 class Experts:
-    """`shared_size` is what every token passes besides its experts: shared experts or a dense branch."""
+    """`shared_size`: the part that every token uses besides its experts: shared experts or a dense branch."""
 
     num: int
     per_token: int
@@ -35,15 +35,15 @@ class Experts:
     gated: bool = True
     shared_gate: bool = False  # a learned scalar per token scales the shared expert
     bias: bool = False  # of every expert's matrices and of the router
-    latent_size: int | None = None  # experts work in a narrower space, with a projection into it and out
+    latent_size: int | None = None  # experts work in a narrower space, with projections into and out of it
     other_vectors: int = 0  # norms and scales around router and experts
 
     def __post_init__(self) -> None:
         if not 1 <= self.per_token <= self.num:
-            raise BrokenModel(f"a token cannot pass {self.per_token} of {self.num} experts")
+            raise BrokenModel(f"a token cannot use {self.per_token} of {self.num} experts")
 
     def expert_matrix(self, hidden: int) -> int:
-        """Of one routed expert."""
+        """Weights of one routed expert."""
         return (3 if self.gated else 2) * self.size * (self.latent_size or hidden)
 
     def one_expert(self, hidden: int) -> int:
@@ -52,7 +52,7 @@ class Experts:
         return self.expert_matrix(hidden) + (biases if self.bias else 0)
 
     def matrix(self, hidden: int) -> int:
-        """Besides the routed experts: router, shared expert, projections into and out of the latent space."""
+        """Without the routed experts: router, shared expert, projections into and out of the latent space."""
         shared = (3 if self.gated else 2) * self.shared_size
         latent = 2 * (self.latent_size or 0)
         return hidden * (shared + latent + self.num + (1 if self.shared_gate else 0))
@@ -62,7 +62,7 @@ class Experts:
         return self.other_vectors + (self.num if self.bias else 0)
 
     def expected_distinct(self, tokens: float) -> float:
-        """How many experts `tokens` tokens hit if each chooses `per_token` of `num` evenly at random."""
+        """How many experts `tokens` tokens use if each chooses `per_token` of `num` uniformly at random."""
         missed: float = (1 - self.per_token / self.num) ** tokens
         return self.num * (1 - missed)
 

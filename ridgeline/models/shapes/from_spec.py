@@ -1,7 +1,6 @@
-"""ModelShape of a model whose ModelSpec could be read: what is served here, and its relatives.
+"""ModelShape of a model that has a ModelSpec.
 
-Called by `shapes.read`. The spec stays the one description of such a model; its shape is derived, never read
-a second time.
+Called by `shapes.read`. The spec stays the only description of such a model; its shape is derived from it.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Shapes of models with grouped attention that have no ModelSpec: MiniMax M2 and M3, MiMo-7B.
 
-Called by `shapes.read` through its table. Attention is the same in every layer, but for M3's index.
+Called by `shapes.read` through its table. Attention is the same in every layer, except for M3's index.
 """
 
 from __future__ import annotations
@@ -16,11 +16,13 @@ from ridgeline.models.shapes.shape import ExtraWeights, LayerShape, ModelShape
 def read_minimax_m2(config: ShapeConfig) -> ModelShape:
     """One norm over all query heads, one over all key heads; experts in every layer.
 
-    Published checkpoints do not hold the prediction heads that the config mentions.
+    Published checkpoints do not contain the prediction heads that the config mentions.
     """
     values = config.text()
     if values.text("qk_norm_type") != "per_layer":
-        raise UnsupportedModel(f"{values.where}: qk_norm_type is not per_layer, which is all M2 is known by")
+        raise UnsupportedModel(
+            f"{values.where}: qk_norm_type is not per_layer, the only supported type for M2"
+        )
     experts = Experts(
         num=values.integer("num_local_experts"),
         per_token=values.integer("num_experts_per_tok"),
@@ -32,7 +34,7 @@ def read_minimax_m2(config: ShapeConfig) -> ModelShape:
 
 
 def read_minimax_m3(config: ShapeConfig) -> ModelShape:
-    """An index chooses blocks of tokens in most layers; the first layers have no experts."""
+    """An index selects blocks of tokens in most layers; the first layers have no experts."""
     values = config.text()
     count = layer_count(values)
     sparse = ConfigValues(
@@ -67,7 +69,7 @@ def read_mimo(config: ShapeConfig) -> ModelShape:
     """MiMo-7B: a Qwen2 with a prediction head."""
     values = config.text()
     if values.flag("use_sliding_window", default=False):
-        raise UnsupportedModel(f"{values.where}: a sliding window in a MiMo is not known to the planner")
+        raise UnsupportedModel(f"{values.where}: the planner does not support a sliding window in MiMo")
     hidden = values.integer("hidden_size")
     attention = _attention(values, bias=values.flag("attention_bias", default=True))
     layer = LayerShape(attention, DenseFfn(values.integer("intermediate_size")))

@@ -13,17 +13,17 @@ from ridgeline.models.shapes.ffn import DenseFfn, Experts
 from ridgeline.models.shapes.shape import LayerShape, ModelShape
 
 NORMS = 2
-RESIDUAL_VECTORS = 4  # a norm and a score before each half, to weigh what earlier layers left
+RESIDUAL_VECTORS = 4  # a norm and a score before each half, to weight the outputs of earlier layers
 
 
 def read_kimi_k3(config: ShapeConfig) -> ModelShape:
-    """The vision tower is left out: next to 2.8 trillion parameters it does not count."""
+    """The vision tower is left out: it is negligible next to 2.8 trillion parameters."""
     values = config.text()
     count, hidden = layer_count(values), values.integer("hidden_size")
     linear = ConfigValues(
         values.mapping("linear_attn_config") or {}, values.where, prefix="linear_attn_config."
     )
-    latent = set(linear.integers("full_attn_layers"))  # counted from 1
+    latent = set(linear.integers("full_attn_layers"))  # 1-based
     if sorted(latent | set(linear.integers("kda_layers"))) != list(range(1, count + 1)):
         raise BrokenModel(
             f"{values.where}: full_attn_layers and kda_layers do not name each of {count} layers"

@@ -1,7 +1,7 @@
 """Shapes of the models with multi-head latent attention: DeepSeek V3 to V3.2, Kimi K2, GLM-5.
 
-Called by `shapes.read` through its table. The families differ in numbers alone, and in whether an index
-chooses the tokens that attention reads.
+Called by `shapes.read` through its table. The families differ only in numbers, and in whether an index
+selects the tokens that attention reads.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ def _experts(values: ConfigValues) -> Experts:
 def _prediction_heads(values: ConfigValues) -> list[ExtraWeights]:
     """Each is a whole layer, a projection from two hidden vectors to one, and three norms.
 
-    Embeddings and LM head are those of the model, though checkpoints hold them a second time.
+    They share the model's embeddings and LM head, though checkpoints contain those a second time.
     """
     heads = values.optional_integer("num_nextn_predict_layers", minimum=0) or 0
     if not heads:

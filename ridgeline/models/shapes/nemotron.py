@@ -19,7 +19,7 @@ FFN_MULTIPLE = 256
 
 
 def read_nemotron_h(config: ShapeConfig) -> ModelShape:
-    """A layer is one thing: a state space, attention, an FFN or experts, each after one norm."""
+    """A layer is a single part: a state space, attention, an FFN or experts, each after one norm."""
     values = config.text()
     kinds = _kinds(values)
     known = {kind: _layer(values, kind) for kind in set(kinds)}
@@ -70,7 +70,7 @@ def _mamba(values: ConfigValues) -> Mamba2:
         convolution=values.integer("conv_kernel"),
         convolution_bias=values.flag("use_conv_bias", default=True),
         projection_bias=values.flag("mamba_proj_bias", default=False),
-        # Where the config does not say, states are kept as activations are.
+        # If the config does not say, states have the activations' type.
         state_bytes=state_bytes(values, "mamba_ssm_cache_dtype", "bfloat16"),
     )
 
@@ -100,7 +100,7 @@ def _prediction_heads(values: ConfigValues) -> tuple[ExtraWeights, ...]:
 
 
 def read_pruned_llama(config: ShapeConfig) -> ModelShape:
-    """A Llama whose blocks were searched for: attention may be gone, and FFNs differ in size."""
+    """A Llama with searched blocks: attention may be missing, and FFNs differ in size."""
     values = config.text()
     blocks = values.objects("block_configs")
     if len(blocks) != layer_count(values):
@@ -120,7 +120,7 @@ def _block(values: ConfigValues, index: int, block: dict[str, Any]) -> LayerShap
     for half in halves.values():
         for key in ("replace_with_linear", "sparsify", "num_sink_tokens", "window_length"):
             if half.has(key):
-                raise UnsupportedModel(f"{values.where}: {half.prefix}{key} is not known to the planner")
+                raise UnsupportedModel(f"{values.where}: {half.prefix}{key} is not supported by the planner")
     attention, ffn = halves["attention"], halves["ffn"]
     hidden, heads = values.integer("hidden_size"), values.integer("num_attention_heads")
     mixing = None
@@ -133,5 +133,5 @@ def _block(values: ConfigValues, index: int, block: dict[str, Any]) -> LayerShap
 
 
 def _rounded(size: int) -> int:
-    """Up to whole multiples."""
+    """Rounded up to a whole multiple."""
     return -(-size // FFN_MULTIPLE) * FFN_MULTIPLE

@@ -1,7 +1,7 @@
-"""Precision: in how many bytes a model's weights are kept, by the part of the model they belong to.
+"""Precision: the bytes per weight of a model, by part of the model.
 
 Used by `shapes.shape` and by the planner. Quantized checkpoints seldom quantize everything: embeddings, LM
-head, norms and routers mostly stay at 16 bits, and some formats are for routed experts alone.
+head, norms and routers usually stay at 16 bits, and some formats apply only to routed experts.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from ridgeline.models.spec.model_spec import BYTES_PER_PARAMETER
 
-# What other programs call the same formats.
+# Other programs' names of the same formats.
 ALIASES = {
     "bf16": "bfloat16",
     "fp16": "float16",
@@ -32,7 +32,7 @@ ALIASES = {
 }
 # Formats of the whole file, embeddings and LM head included.
 WHOLE = ("float32", "bfloat16", "float16")
-# Formats that published checkpoints use for routed experts alone.
+# Formats that published checkpoints use only for routed experts.
 EXPERTS_ONLY = ("mxfp4",)
 
 
@@ -43,7 +43,7 @@ class Precision:
     linear: str  # projections of attention, dense FFN, shared experts
     experts: str  # routed experts
     rest: str = "bfloat16"  # embeddings, LM head, norms, routers, vision tower
-    attention: str = ""  # its projections, where they differ from `linear`
+    attention: str = ""  # its projections, if they differ from `linear`
 
     def __post_init__(self) -> None:
         for field in ("linear", "experts", "rest", "attention"):
@@ -52,7 +52,7 @@ class Precision:
 
     @classmethod
     def named(cls, name: str) -> Precision:
-        """What a format's bare name means: "fp8" leaves embeddings and LM head at 16 bits."""
+        """The meaning of a bare format name: "fp8" leaves embeddings and LM head at 16 bits."""
         known = format_name(name)
         if known in WHOLE or known.startswith("gguf:"):
             return cls(known, known, known)
@@ -65,16 +65,16 @@ class Precision:
 
 
 def format_name(name: str) -> str:
-    """The name this project uses for a format, in whatever spelling it came; ValueError if there is none."""
+    """Our name of a format, from any known spelling; ValueError if there is none."""
     known = ALIASES.get(name.lower(), name if name.startswith("gguf:") else name.lower())
     if known not in BYTES_PER_PARAMETER:
         names = ", ".join(key for key in BYTES_PER_PARAMETER if not key.startswith("gguf:"))
-        raise ValueError(f"no such precision: {name!r}; known are {names}, gguf:<type>")
+        raise ValueError(f"unknown precision {name!r}; use one of {names}, gguf:<type>")
     return known
 
 
 def bytes_of(name: str) -> float:
-    """Bytes of one number in that format, block scales included."""
+    """Bytes per number in that format, block scales included."""
     return BYTES_PER_PARAMETER[format_name(name)]
 
 

@@ -1,6 +1,6 @@
 """Shapes of Qwen's newer models: Qwen3-VL, and Qwen3.5 and 3.6 with their gated delta nets.
 
-Called by `shapes.read` through its table. Qwen3 proper has a ModelSpec and comes through that.
+Called by `shapes.read` through its table. Qwen3 itself has a ModelSpec and is read through that.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ PLAIN_TYPES = {"qwen3_vl": "qwen3", "qwen3_vl_moe": "qwen3_moe"}
 
 
 def read_qwen_vl(config: ShapeConfig) -> ModelShape:
-    """The language model is a Qwen3; the tower hands it pictures as tokens."""
+    """The language model is a Qwen3; the vision tower passes it images as tokens."""
     plain = PLAIN_TYPES[str(config.outer["model_type"])]
     text = {**config.text_mapping(), "model_type": plain}
     text.pop("architectures", None)
-    text.pop("rope_scaling", None)  # how positions of pictures are laid out: no matter for counting
+    text.pop("rope_scaling", None)  # layout of image positions: irrelevant for counting
     spec = spec_from_hf(text, name=config.name)
     return shape_of(spec, stored=config.storage().precision, extra_parameters=_tower(config))
 

@@ -1,7 +1,7 @@
-"""From a path or a name to a ModelShape: the one entrance for the planner.
+"""From a path or a name to a ModelShape: the only entry point for the planner.
 
-Reads what ModelSpec can (also GGUF files and the registry's names) through it, and the other families by
-their own readers. What is not understood is refused with the reason; weights are never opened.
+Reads models that have a ModelSpec (also GGUF files and the registry's names) through it, and other families
+with their own readers. Unknown models are rejected with the reason; weights are never opened.
 """
 
 from __future__ import annotations
@@ -88,12 +88,12 @@ def read_shape(model: str | Path) -> ModelShape:
     quantization = read_json_object(beside) if beside.is_file() else None
     described = ShapeConfig(name, content, quantization)
     if config.name.endswith("hf_quant_config.json"):
-        return _from_spec(path)  # which says what to give instead
+        return _from_spec(path)  # its error says what to give instead
     return _from_config(described, lambda: read_spec(path))
 
 
 def published_for(model: str | Path) -> PublishedModel | None:
-    """The well-known model that a name stands for. A short name of the registry, or a file, comes first."""
+    """The well-known model of this name. The registry's short names and files take precedence."""
     if isinstance(model, Path) or find_known(model) is not None or Path(model).expanduser().exists():
         return None
     return find_published(model)
@@ -112,7 +112,7 @@ def _from_config(described: ShapeConfig, spec: Callable[[], ModelSpec]) -> Model
     if reader is None:
         known = ", ".join(sorted({*READERS, *BY_MODEL_TYPE}))
         raise UnsupportedModel(
-            f"{described.where}: the planner does not know models of type {model_type!r}. Known are {known}"
+            f"{described.where}: the planner does not support models of type {model_type!r}. Supported: {known}"
         )
     return reader(described)
 
@@ -127,7 +127,7 @@ def _path_of(model: str | Path) -> Path:
     path = Path(model).expanduser()
     if not path.exists():
         raise ModelNotFound(
-            f"{model}: no such file or model{_near(model)}; give a config.json, the directory that holds it, "
+            f"{model}: no such file or model{_near(model)}; give a config.json, its directory, "
             "a .gguf file, a name of `ridgeline models list`, a well-known one like Qwen3-8B, or org/name"
         )
     return path
@@ -140,6 +140,6 @@ def _near(model: str) -> str:
 
 
 def _from_spec(path: Path) -> ModelShape:
-    """GGUF files, and what is refused."""
+    """GGUF files, and models that are rejected."""
     spec = read_spec(path)
     return shape_of(spec, stored=Precision.named(known_format(spec.weight_format, spec.name)))

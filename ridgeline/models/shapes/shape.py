@@ -1,6 +1,6 @@
-"""ModelShape: what a model costs, layer by layer, for every model the planner claims, served here or not.
+"""ModelShape: a model's costs, layer by layer, for every model the planner supports, servable or not.
 
-Made by `shapes.read_shape`. Where ModelSpec says how a model is computed, a shape says how much of everything
+Made by `shapes.read_shape`. A ModelSpec says how a model is computed; a shape says how much of everything
 there is: parameters, bytes, cache, FLOPs. Pure arithmetic: holds no tensors and reads no files.
 """
 
@@ -17,12 +17,12 @@ from ridgeline.models.shapes.precision import Precision, as_precision, bytes_of
 
 @dataclass(frozen=True, slots=True)
 class LayerShape:
-    """One layer: it mixes tokens, or has a feed-forward part, or both."""
+    """One layer: mixes tokens, or has a feed-forward part, or both."""
 
     attention: Attention | None
     ffn: Ffn | None
     norms: int = 2  # as wide as the residual stream
-    other: int = 0  # parameters of neither half
+    other: int = 0  # parameters that belong to neither half
 
     def parameters(self, hidden: int) -> int:
         return self.projections(hidden) + self.dense(hidden) + self.experts(hidden) + self.small(hidden)
@@ -34,7 +34,7 @@ class LayerShape:
         return self.attention.input_matrix(hidden) + self.attention.output_matrix(hidden)
 
     def dense(self, hidden: int) -> int:
-        """Matrices of a dense FFN, or of what all tokens share beside experts; no router."""
+        """Matrices of a dense FFN, or of the part shared by all tokens next to experts; no router."""
         if self.ffn is None:
             return 0
         return self.ffn.matrix(hidden) - (hidden * self.ffn.num if isinstance(self.ffn, Experts) else 0)
@@ -44,7 +44,7 @@ class LayerShape:
         return self.ffn.num * self.ffn.one_expert(hidden) if isinstance(self.ffn, Experts) else 0
 
     def small(self, hidden: int) -> int:
-        """Norms, biases, the router: what stays at 16 bits when the rest is quantized."""
+        """Norms, biases, the router: they stay at 16 bits when the rest is quantized."""
         total = self.norms * hidden + self.other
         if self.attention is not None:
             total += self.attention.vectors(hidden)
@@ -57,11 +57,11 @@ class LayerShape:
 
 @dataclass(frozen=True, slots=True)
 class ExtraWeights:
-    """Weights outside the decode path, counted apart."""
+    """Weights outside the decode path, counted separately."""
 
     name: str  # "vision tower", "MTP"
     parameters: int
-    resident: bool  # in memory whenever the model is served; otherwise only when asked for
+    resident: bool  # in memory whenever the model is served; otherwise only on request
 
 
 @dataclass(frozen=True)
@@ -76,7 +76,7 @@ class ModelShape:
     weight_format: str  # as stored
     stored: Precision  # the same by part
     extra_parameters: tuple[ExtraWeights, ...] = ()
-    other: int = 0  # parameters beside layers, embeddings and final norm
+    other: int = 0  # parameters besides layers, embeddings and final norm
 
     @cached_property
     def kinds(self) -> tuple[tuple[LayerShape, int], ...]:
@@ -87,13 +87,13 @@ class ModelShape:
 
     @cached_property
     def parameters(self) -> int:
-        """Everything a token may pass: embeddings, layers, final norm, LM head unless tied. No extras."""
+        """All parameters without extras: embeddings, layers, final norm, LM head unless tied."""
         matrices = self.projection_parameters + self.dense_parameters + self.expert_parameters
         return self.embedding_parameters + matrices + self.small_parameters
 
     @cached_property
     def active_parameters(self) -> int:
-        """`parameters` with only the experts that one token passes."""
+        """`parameters` with only the experts that one token uses."""
         chosen = sum(
             count * layer.ffn.per_token * layer.ffn.one_expert(self.hidden_size)
             for layer, count in self.kinds
@@ -132,7 +132,7 @@ class ModelShape:
     # ---- bytes of weights ----
 
     def weight_bytes(self, precision: Precision | str) -> int:
-        """In memory when served: all parameters, and the extras that are always resident at 16 bits."""
+        """In memory when served: all parameters, and the resident extras at 16 bits."""
         kept = as_precision(precision)
         rest = self.embedding_parameters + self.small_parameters
         resident = sum(extra.parameters for extra in self.extra_parameters if extra.resident)
@@ -144,10 +144,10 @@ class ModelShape:
         )
 
     def weight_bytes_read(self, precision: Precision | str, batch_tokens: float) -> float:
-        """By one forward pass over so many tokens.
+        """Read by one forward pass over `batch_tokens` tokens.
 
-        Dense weights and LM head once, of the embeddings a row per token, and of each layer's experts as many
-        as the tokens are expected to hit: E · (1 − (1 − k/E)^tokens).
+        Dense weights and LM head once, one row of the embeddings per token, and as many of each layer's
+        experts as the tokens are expected to use: E · (1 − (1 − k/E)^tokens).
         """
         kept = as_precision(precision)
         head = self.vocab_size * self.hidden_size
@@ -167,13 +167,13 @@ class ModelShape:
     # ---- what a sequence keeps ----
 
     def kv_bytes_per_token(self, kv_bytes: float = 2) -> int:
-        """Added by one more token while every window has room: caches that grow, no constant state."""
+        """Added by one more token while every window has room: growing caches only, no constant state."""
         return round(self._kept(2, kv_bytes) - self._kept(1, kv_bytes))
 
     def kv_bytes(self, context: int, kv_bytes: float = 2, *, whole_windows: bool = False) -> int:
-        """Kept for a sequence of `context` tokens: caches, latents, and states that do not grow.
+        """Kept for a sequence of `context` tokens: caches, latents, and states of constant size.
 
-        `whole_windows`: for engines that keep windowed layers in full, as the one here does.
+        `whole_windows`: for engines that keep windowed layers in full, like this one.
         """
         if whole_windows:
             return round(self._kept(0, kv_bytes) + context * self.kv_bytes_per_token(kv_bytes))
@@ -191,7 +191,7 @@ class ModelShape:
 
     @property
     def state_bytes(self) -> int:
-        """Kept per sequence whatever its length: linear attention and state-space layers."""
+        """Kept per sequence at any length: linear attention and state-space layers."""
         return round(self._kept(0, 2))
 
     def _kept(self, context: int, kv_bytes: float) -> float:
@@ -201,11 +201,11 @@ class ModelShape:
             if layer.attention is not None
         )
 
-    # ---- FLOPs: a multiplication and an addition are two ----
+    # ---- FLOPs: a multiplication and an addition count as two ----
 
     @cached_property
     def matmul_parameters(self) -> int:
-        """Weights one token is multiplied with in the layers: chosen experts, no embeddings or LM head."""
+        """Weights one token is multiplied with in the layers: active experts, no embeddings or LM head."""
         hidden = self.hidden_size
         total = self.projection_parameters + self.dense_parameters
         for layer, count in self.kinds:
@@ -219,7 +219,7 @@ class ModelShape:
         return 2 * self.hidden_size * self.vocab_size
 
     def attention_flops(self, new_tokens: int, context: int = 0) -> int:
-        """The mixing of tokens alone, of `new_tokens` after `context` cached ones."""
+        """Only the mixing of tokens, for `new_tokens` after `context` cached ones."""
         return sum(
             count * layer.attention.flops(new_tokens, context)
             for layer, count in self.kinds

@@ -1,7 +1,7 @@
-"""How a checkpoint keeps its weights, part by part: the format's name, and a Precision.
+"""How a checkpoint stores its weights, part by part: the format's name, and a Precision.
 
-Called by the readers of shapes. The quantization settings say what was left out; whether attention was is
-read from there, embeddings, LM head, norms and routers are taken to be at 16 bits.
+Called by the readers of shapes. The quantization settings list what is not quantized. Attention is looked up
+there; embeddings, LM head, norms and routers are assumed to be at 16 bits.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from ridgeline.models.files.config_values import ConfigValues
 from ridgeline.models.shapes.precision import WHOLE, Precision, format_name
 from ridgeline.models.spec.hf_quantization import read_weight_format
 
-# Where producers list the modules that stay unquantized.
+# Keys that list the unquantized modules.
 LEFT_OUT_KEYS = ("ignore", "modules_to_not_convert", "exclude_modules", "ignored_layers")
 # A whole attention block, or its large projections; not its norms.
 ATTENTION = re.compile(r"(attn|mixer)(\.?\*|\.\*.*|$|\.(q_b_proj|q_proj|in_proj))")
@@ -37,7 +37,8 @@ def read_storage(values: ConfigValues, quantization: Mapping[str, Any] | None, l
     ]
     parts = [part for part in settings if isinstance(part, dict)]
     precision = _precision(name, parts, layers, values.where)
-    if name == "fp8" and values.optional_text("expert_dtype") == "fp4":  # DeepSeek V4: a scale byte for 32
+    # DeepSeek V4: one scale byte per 32 weights.
+    if name == "fp8" and values.optional_text("expert_dtype") == "fp4":
         precision = replace(precision, experts="mxfp4")
     return Storage(name, precision)
 
@@ -64,7 +65,7 @@ def _left_out(pattern: re.Pattern[str], names: list[str], layers: int) -> bool:
 
 
 def known_format(name: str, where: str) -> str:
-    """The format that a stored one takes as many bytes as: awq-4bit and gptq-4bit are int4."""
+    """The format with the same size as a stored one: awq-4bit and gptq-4bit are int4."""
     packed = {"4bit": "int4", "8bit": "int8"}.get(name.rsplit("-", 1)[-1], name)
     try:
         return format_name(packed)
@@ -73,7 +74,7 @@ def known_format(name: str, where: str) -> str:
 
 
 def _compressed_format(settings: list[dict[str, Any]]) -> str:
-    """compressed-tensors names bits and kind of each group; one group is what is seen in practice."""
+    """compressed-tensors states bits and kind of each group; in practice there is one group."""
     for part in settings:
         for group in dict(part.get("config_groups") or {}).values():
             weights = dict(dict(group).get("weights") or {})
@@ -85,9 +86,9 @@ def _compressed_format(settings: list[dict[str, Any]]) -> str:
 
 
 def _mixed(settings: list[dict[str, Any]]) -> Precision:
-    """Every layer is listed with its format: the commonest of each part's layers stands for all of them.
+    """Every layer is listed with its format: the most common one of each part is used for all its layers.
 
-    What is not listed keeps the format named beside the list.
+    Parts that are not listed have the format named next to the list.
     """
     parts: dict[str, list[str]] = {"experts": [], "attention": [], "linear": []}
     otherwise = "bfloat16"

@@ -1,7 +1,6 @@
-"""Parameters of the vision towers that come with language models, as extras outside the decode path.
+"""Parameters of the vision towers of language models, as extras outside the decode path.
 
-Called by the families' readers. A tower is counted, not described: it is in memory, and it runs once per
-picture.
+Called by the families' readers. A tower is counted, not described: it is in memory, and runs once per image.
 """
 
 from __future__ import annotations
@@ -40,7 +39,7 @@ def kimi_tower(values: ConfigValues) -> ExtraWeights:
     blocks = values.integer("vt_num_hidden_layers") * block + LAYER_NORM * hidden
     merging = values.integers("merge_kernel_size")
     if len(merging) != 2 or min(merging) < 1:
-        raise BrokenModel(f"{values.where}: {values.prefix}merge_kernel_size must hold two sizes")
+        raise BrokenModel(f"{values.where}: {values.prefix}merge_kernel_size must contain two sizes")
     merged = values.integer("mm_hidden_size") * merging[0] * merging[1]
     projector = LAYER_NORM * values.integer("mm_hidden_size")
     projector += _linear(merged, merged) + _linear(merged, values.integer("text_hidden_size"))

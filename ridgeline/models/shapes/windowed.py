@@ -1,7 +1,6 @@
 """Shapes of models that mix windowed with full attention: gpt-oss, MiMo-V2, Step 3, Gemma 4, Llama 4.
 
-Called by `shapes.read` through its table. What differs from layer to layer is read off each config's own
-list.
+Called by `shapes.read` through its table. Differences between layers are read from each config's own list.
 """
 
 from __future__ import annotations
@@ -50,7 +49,7 @@ def read_gpt_oss(config: ShapeConfig) -> ModelShape:
 
 
 def read_mimo_v2(config: ShapeConfig) -> ModelShape:
-    """Windowed layers have heads of their own and sinks; keys are wider than values."""
+    """Windowed layers have different heads and sinks; keys are wider than values."""
     values = config.text()
     count = layer_count(values)
     windowed = flags_per_layer(values, "hybrid_layer_pattern", count)
@@ -116,10 +115,10 @@ def read_step(config: ShapeConfig) -> ModelShape:
 
 
 def read_gemma4(config: ShapeConfig) -> ModelShape:
-    """Full layers have wider heads, and keys for values; experts stand beside a dense FFN."""
+    """Full layers have wider heads, and keys serve as values; experts run next to a dense FFN."""
     values = config.text()
     for key, what in (
-        ("hidden_size_per_layer_input", "embeddings of their own for every layer"),
+        ("hidden_size_per_layer_input", "separate embeddings for every layer"),
         ("num_kv_shared_layers", "layers that share a cache"),
     ):
         if values.optional_integer(key, minimum=0):
@@ -165,7 +164,7 @@ def _gemma_ffn(values: ConfigValues) -> tuple[Ffn, int]:
 
 
 def read_llama4(config: ShapeConfig) -> ModelShape:
-    """Three layers attend within chunks, every fourth to everything; experts in every layer or in turn."""
+    """Three layers attend within chunks, every fourth to everything; experts in all or alternate layers."""
     values = config.text(defaults={"no_rope_layer_interval": 4})
     count, step = layer_count(values), values.integer("interleave_moe_layer_step")
     interval, chunk = values.integer("no_rope_layer_interval"), values.integer("attention_chunk_size")

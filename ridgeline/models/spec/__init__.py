@@ -1,1 +1,1 @@
-"""What a model is: ModelSpec and EncoderSpec, the family table, readers of config.json and GGUF metadata."""
+"""Model descriptions: ModelSpec, EncoderSpec, the family table, readers of config.json and GGUF metadata."""

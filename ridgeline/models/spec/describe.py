@@ -13,7 +13,7 @@ FEW_TOKENS = 1024  # the context whose decode cost is shown
 
 
 def describe(spec: ModelSpec) -> list[tuple[str, str]]:
-    """(label, value) in reading order: what it is, its shape, its costs, what to know."""
+    """(label, value) in reading order: identity, shape, costs, notes."""
     return [*_identity(spec), *_shape(spec), *_costs(spec), *(("note", note) for note in spec.notes)]
 
 

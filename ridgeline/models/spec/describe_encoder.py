@@ -12,7 +12,7 @@ SHORT_TOKENS = 32  # a sentence
 
 
 def describe_encoder(spec: EncoderSpec) -> list[tuple[str, str]]:
-    """(label, value) in reading order, as `describe` has them for decoders."""
+    """(label, value) in reading order, like `describe` for decoders."""
     stored = "" if spec.stored_bytes is None else f", {bytes_text(spec.stored_bytes)}"
     short, long = min(SHORT_TOKENS, spec.max_tokens), spec.max_tokens
     return [

@@ -1,7 +1,7 @@
-"""EncoderSpec from a Hugging Face directory: config.json, and what sentence-transformers put beside it.
+"""EncoderSpec from a Hugging Face directory: config.json and the files of sentence-transformers next to it.
 
-Called by the engine's start and `models inspect`, after `is_encoder` told that the directory holds one. As in
-`hf_config` values are typed and never guessed; what is not served is refused in plain words.
+Called by the engine's start and `models inspect`, after `is_encoder` returned true. As in `hf_config`, values
+are typed and never guessed; unsupported features are rejected with a readable reason.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ POOLINGS: dict[str, PoolingMode] = {
     "mean_sqrt_len_tokens": "mean_sqrt_len",
     "lasttoken": "last",
 }
-# The flags of older 1_Pooling/config.json files, by the name that newer ones use.
+# The flags of older 1_Pooling/config.json files, by their newer names.
 POOLING_FLAGS = {
     "pooling_mode_cls_token": "cls",
     "pooling_mode_mean_tokens": "mean",
@@ -46,11 +46,11 @@ POOLING_FLAGS = {
 
 @dataclass(frozen=True, slots=True)
 class EncoderFamily:
-    """How a family's config.json names things; what it calls otherwise than BERT does."""
+    """A family's config.json keys, where they differ from BERT's."""
 
     name: str
     model_type: str
-    class_prefix: str  # of its architectures: BertModel, BertForMaskedLM, …
+    class_prefix: str  # of its class names: BertModel, BertForMaskedLM, …
     hidden: str = "hidden_size"
     heads: str = "num_attention_heads"
     layers: str = "num_hidden_layers"
@@ -58,7 +58,7 @@ class EncoderFamily:
     activation: str = "hidden_act"
     norm_eps: float | None = None  # fixed; else layer_norm_eps
     has_types: bool = True
-    positions_after_padding: bool = False  # positions begin behind the padding token's id
+    positions_after_padding: bool = False  # positions start after the padding token's id
 
 
 FAMILIES = (
@@ -70,23 +70,23 @@ FAMILIES = (
         norm_eps=1e-12, has_types=False,
     ),
 )  # fmt: skip
-# Encoders that are known and not computed: why, instead of a list of decoders.
+# Known encoder families that are not supported, with the reason.
 REFUSED_TYPES = {
     "deberta": "attention with relative positions",
     "deberta-v2": "attention with relative positions",
     "mpnet": "attention with relative position buckets",
     "modernbert": "rotary positions and gated layers in an encoder",
     "nomic_bert": "rotary positions and gated layers in an encoder",
-    "new": "an architecture of its own code",
+    "new": "custom code",
     "albert": "layers that share their weights",
-    "electra": "an embedding size of its own",
-    "t5": "an encoder of an encoder-decoder",
+    "electra": "a separate embedding size",
+    "t5": "the encoder of an encoder-decoder model",
 }
 _BODIES = ("Model", "ForMaskedLM", "ForPreTraining")
 
 
 def is_encoder(path: Path) -> bool:
-    """Whether `path` (a directory or config.json) is to be read as an encoder: by its model_type alone."""
+    """Whether `path` (a directory or config.json) is an encoder, by its model_type only."""
     config = path / "config.json" if path.is_dir() else path
     if config.suffix != ".json" or not config.is_file():
         return False
@@ -113,7 +113,7 @@ def read_encoder_spec(path: Path) -> EncoderSpec:
     pooling, normalize, notes = ("cls", False, ()) if output == "score" else _modules(directory, name)
     weight_format = read_weight_format(values, None)
     if weight_format not in SERVED_FORMATS:
-        raise UnsupportedModel(f"{where}: weights quantized as {weight_format} are not served")
+        raise UnsupportedModel(f"{where}: weights quantized as {weight_format} are not supported")
     weights = sorted(directory.glob("*.safetensors"))
     return EncoderSpec(
         family=family.name,
@@ -143,44 +143,44 @@ def _family(values: ConfigValues) -> EncoderFamily:
     kind = values.text("model_type")
     if kind in REFUSED_TYPES:
         raise UnsupportedModel(
-            f"{values.where}: the encoder family {kind!r} is not served: it has {REFUSED_TYPES[kind]}. "
-            f"Served are {', '.join(family.name for family in FAMILIES)}"
+            f"{values.where}: the encoder family {kind!r} is not supported: it has {REFUSED_TYPES[kind]}. "
+            f"Supported: {', '.join(family.name for family in FAMILIES)}"
         )
     return next(family for family in FAMILIES if family.model_type == kind)
 
 
 def _output(values: ConfigValues, family: EncoderFamily) -> EncoderOutput:
-    """By the class the checkpoint was saved from. A classifier of one label is a cross-encoder."""
+    """From the class the checkpoint was saved from. A classifier with one label is a cross-encoder."""
     classes = values.optional_texts("architectures") or [f"{family.class_prefix}Model"]
     if any(each == f"{family.class_prefix}{body}" for each in classes for body in _BODIES):
         return "vector"
     if f"{family.class_prefix}ForSequenceClassification" not in classes:
         raise UnsupportedModel(
-            f"{values.where}: {', '.join(classes)} is no encoder of texts; those are "
+            f"{values.where}: {', '.join(classes)} is not a text encoder; supported are "
             f"{family.class_prefix}Model and, for scores, {family.class_prefix}ForSequenceClassification"
         )
     labels = values.mapping("id2label")
     count = len(labels) if labels else values.optional_integer("num_labels") or 2
     if count != 1:
         raise UnsupportedModel(
-            f"{values.where}: a classifier of {count} labels; only cross-encoders with one score are served"
+            f"{values.where}: a classifier with {count} labels; only those with one score are supported"
         )
     return "score"
 
 
 def _refuse_features(values: ConfigValues) -> None:
     if (kind := values.optional_text("position_embedding_type")) not in (None, "absolute"):
-        raise UnsupportedModel(f"{values.where}: {kind} position embeddings are not served")
+        raise UnsupportedModel(f"{values.where}: {kind} position embeddings are not supported")
     for key in ("is_decoder", "add_cross_attention"):
         if values.flag(key, default=False):
-            raise UnsupportedModel(f"{values.where}: {key} is set: this is no encoder")
+            raise UnsupportedModel(f"{values.where}: {key} is set: this is not an encoder")
 
 
 def _activation(values: ConfigValues, family: EncoderFamily) -> EncoderActivation:
     name = values.text(family.activation)
     if name not in ACTIVATIONS:
         known = ", ".join(ACTIVATIONS)
-        raise UnsupportedModel(f"{values.where}: activation {name!r} is not served; served are {known}")
+        raise UnsupportedModel(f"{values.where}: activation {name!r} is not supported; supported are {known}")
     return ACTIVATIONS[name]
 
 
@@ -188,7 +188,7 @@ def _activation(values: ConfigValues, family: EncoderFamily) -> EncoderActivatio
 
 
 def _modules(directory: Path, name: str) -> tuple[PoolingMode, bool, tuple[str, ...]]:
-    """(pooling, whether vectors are normalized, notes), as modules.json lists them."""
+    """(pooling, whether vectors are normalized, notes), from modules.json."""
     file = directory / "modules.json"
     if not file.is_file():
         return "mean", True, ("no modules.json: the mean of the token vectors, normalized",)
@@ -207,7 +207,7 @@ def _modules(directory: Path, name: str) -> tuple[PoolingMode, bool, tuple[str, 
         if kind == "Normalize":
             normalize = True
         elif kind not in readers:
-            raise UnsupportedModel(f"{values.where}: the module {kind} is not served")
+            raise UnsupportedModel(f"{values.where}: the module {kind} is not supported")
         elif (found := readers[kind](folder)) is not None:
             pooling = found
     return pooling, normalize, ()
@@ -215,7 +215,7 @@ def _modules(directory: Path, name: str) -> tuple[PoolingMode, bool, tuple[str, 
 
 def _inside(directory: Path, path: str, name: str) -> Path:
     if path.startswith("/") or ".." in Path(path).parts:
-        raise BrokenModel(f"{name}: modules.json names {path!r}, which is not in the model's own directory")
+        raise BrokenModel(f"{name}: modules.json names {path!r}, which is outside the model's directory")
     return directory / path
 
 
@@ -229,12 +229,14 @@ def _pooling(folder: Path) -> PoolingMode:
     modes = flagged if newer is None else [newer] if isinstance(newer, str) else list(newer)
     if len(modes) != 1 or modes[0] not in POOLINGS:
         found = " + ".join(modes) or "none"
-        raise UnsupportedModel(f"{file}: pooling by {found} is not served; served are {', '.join(POOLINGS)}")
+        raise UnsupportedModel(
+            f"{file}: pooling by {found} is not supported; supported are {', '.join(POOLINGS)}"
+        )
     return POOLINGS[modes[0]]
 
 
 def _longest_text(directory: Path, name: str, positions: int) -> int:
-    """max_seq_length as sentence-transformers was told, else the tokenizer's, else as far as positions go."""
+    """sentence-transformers' max_seq_length, else the tokenizer's, else the number of positions."""
     for file, key in (
         ("sentence_bert_config.json", "max_seq_length"),
         ("tokenizer_config.json", "model_max_length"),
@@ -245,6 +247,6 @@ def _longest_text(directory: Path, name: str, positions: int) -> int:
             if stated is None or isinstance(stated, float):  # tokenizers write 1e30 for "unknown"
                 continue
             if not isinstance(stated, int) or isinstance(stated, bool) or stated < 1:
-                raise BrokenModel(f"{name}: {file}: {key} is {shown(stated)}; a length was expected")
+                raise BrokenModel(f"{name}: {file}: {key} is {shown(stated)}; expected a length")
             return min(stated, positions)
     return positions

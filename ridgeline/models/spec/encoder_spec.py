@@ -1,7 +1,7 @@
-"""EncoderSpec: the one description of a model that turns texts into vectors, or pairs of texts into scores.
+"""EncoderSpec: the only description of a model that turns texts into vectors, or pairs of texts into scores.
 
-Read by `read_encoder_spec` (encoder_config.py) strictly off config.json and sentence-transformers'
-files beside it; the loader, the engine, `models inspect` and the docs use these numbers.
+Read by `read_encoder_spec` (encoder_config.py) strictly from config.json and sentence-transformers' files
+next to it; the loader, the engine, `models inspect` and the docs use these numbers.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from ridgeline.models.spec.model_spec import BYTES_PER_PARAMETER
 
 EncoderActivation = Literal["gelu", "gelu_tanh", "relu"]
 PoolingMode = Literal["cls", "mean", "max", "mean_sqrt_len", "last"]
-# What the model was made for: a vector of a text, or one number for a pair of texts (a cross-encoder).
+# The model's output: a vector per text, or one number per pair of texts (a cross-encoder).
 EncoderOutput = Literal["vector", "score"]
 
 
@@ -28,7 +28,7 @@ class EncoderSpec:
     ffn_size: int
     vocab_size: int
     max_positions: int  # rows of the position embedding
-    first_position: int  # of a text's first token; those below are never used (RoBERTa)
+    first_position: int  # position of a text's first token; lower ones are never used (RoBERTa)
     num_types: int  # 0: no type embedding
     norm_eps: float
     max_tokens: int  # longest text, special tokens included
@@ -44,12 +44,12 @@ class EncoderSpec:
     def __post_init__(self) -> None:
         if self.hidden_size % self.num_heads:
             raise BrokenModel(
-                f"{self.name}: {self.num_heads} heads cannot share a hidden size of {self.hidden_size} evenly"
+                f"{self.name}: {self.num_heads} heads do not divide the hidden size {self.hidden_size}"
             )
         room = self.max_positions - self.first_position
         if not 0 < self.max_tokens <= room:
             raise BrokenModel(
-                f"{self.name}: texts of {self.max_tokens} tokens, with positions for {max(room, 0)}"
+                f"{self.name}: texts have {self.max_tokens} tokens, but there are {max(room, 0)} positions"
             )
 
     @property
@@ -75,7 +75,7 @@ class EncoderSpec:
     def weight_bytes(self, precision: str) -> int:
         return round(self.parameters * BYTES_PER_PARAMETER[precision])
 
-    # ---- FLOPs: a multiplication and an addition are two ----
+    # ---- FLOPs: a multiplication and an addition count as two ----
 
     def flops(self, tokens: int) -> int:
         """One text: 2 · matmul_parameters per token, and 4 · hidden per pair of tokens in every layer."""

@@ -1,5 +1,5 @@
-"""Which tokens end a generation, beyond those config.json names: read for ModelSpec.eos_ids, which the engine
-stops at. GGUF files and fine-tuned directories often leave the end of a turn to the tokenizer's own files.
+"""The tokens that end a generation, beyond those in config.json. Read for ModelSpec.eos_ids, where the engine
+stops. GGUF files and fine-tuned directories often name the end of a turn only in the tokenizer's own files.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from typing import Any
 
 from ridgeline.models.files.config_values import ConfigValues, read_json_object
 
-CONTROL = 3  # the token type of tokens that are not text
+CONTROL = 3  # token type of control tokens, which are not text
 # Control tokens that end a text or a turn, for files that name only one end token (or the base model's).
 KNOWN_ENDS = frozenset(
     {
@@ -27,12 +27,12 @@ KNOWN_ENDS = frozenset(
         "<｜end▁of▁sentence｜>",
     }
 )
-# Where both of these are there, <|end|> only closes one message of several.
+# If both of these exist, <|end|> closes only one message of several.
 HARMONY_ENDS = frozenset({"<|return|>", "<|call|>"})
 
 
 def gguf_end_ids(values: ConfigValues) -> tuple[int, ...]:
-    """The ids the file names (text, turn, message), then the control tokens known to end a turn.
+    """The ids named in the file (text, turn, message), then the control tokens known to end a turn.
 
     `values` are the keys below tokenizer.ggml.
     """
@@ -49,7 +49,7 @@ def gguf_end_ids(values: ConfigValues) -> tuple[int, ...]:
 
 
 def hf_end_id(directory: Path) -> int | None:
-    """The end token of tokenizer_config.json, by its id in tokenizer.json; None where they name none."""
+    """The end token of tokenizer_config.json, as its id in tokenizer.json; None if there is none."""
     text = token_text(read_tokenizer_config(directory).get("eos_token"))
     vocabulary = directory / "tokenizer.json"
     if text is None or not vocabulary.is_file():
@@ -61,7 +61,7 @@ def hf_end_id(directory: Path) -> int | None:
 
 
 def read_tokenizer_config(directory: Path) -> dict[str, Any]:
-    """tokenizer_config.json; older directories keep the special tokens in a file of their own."""
+    """tokenizer_config.json; older directories have the special tokens in a separate file."""
     config = _read_if_there(directory / "tokenizer_config.json")
     if "added_tokens_decoder" not in config:
         config |= _read_if_there(directory / "special_tokens_map.json")
@@ -69,7 +69,7 @@ def read_tokenizer_config(directory: Path) -> dict[str, Any]:
 
 
 def token_text(value: Any) -> str | None:
-    """A token is written as its text, or as an object with the text in `content`."""
+    """A token is given as its text, or as an object with the text in `content`."""
     if isinstance(value, dict):
         value = value.get("content")
     return value if isinstance(value, str) and value else None

@@ -1,7 +1,7 @@
 """The table of model families: what a family's name implies beyond the numbers in its configuration.
 
 Read by `hf_config` and `gguf_config`, and by the weight loader through `FAMILIES[spec.family]`. Adding a
-family is an entry here plus whatever is truly new in the decoder. Holds no tensors and reads no files.
+family takes an entry here, plus decoder code for anything new. Holds no tensors and reads no files.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from ridgeline.models.errors import UnsupportedModel
 from ridgeline.models.spec.model_spec import ModelSpec
 
 # Which layers a configured sliding window applies to:
-#   never       the family has none; a config that sets one is refused
+#   never       the family has none; a config that sets one is rejected
 #   every       all layers (Mistral)
 #   from_layer  layers from max_window_layers on, if use_sliding_window is set (Qwen)
 #   pattern     all but every n-th layer (Gemma)
@@ -26,23 +26,23 @@ SERVED_FORMATS = ("float32", "bfloat16", "float16")
 
 @dataclass(frozen=True, slots=True)
 class Family:
-    """One family. `defaults`: what its published configs leave out, as the reference code fills it in."""
+    """One family. `defaults`: values that its published configs omit, as in the reference code."""
 
     name: str
     model_types: tuple[str, ...]  # config.json: model_type
     architectures: tuple[str, ...]  # config.json: architectures
     gguf_architecture: str | None = None
-    qkv_bias: bool = False  # always there
+    qkv_bias: bool = False  # always present
     attention_bias_key: bool = False  # attention_bias in the config adds a bias to q, k, v and output
     mlp_bias_key: bool = False  # mlp_bias in the config adds a bias to the three FFN matrices
     qk_norm: bool = False
     post_norms: bool = False
-    norm_offset: float = 0.0  # of the HF layout; GGUF files have it added in
+    norm_offset: float = 0.0  # in the HF layout; GGUF files include it
     scaled_embeddings: bool = False  # embeddings are multiplied by sqrt(hidden)
     activation_key: str = "hidden_act"
     window_rule: WindowRule = "never"
     window_pattern: int = 0  # pattern: every n-th layer is full
-    local_rope: bool = False  # windowed layers have a rope of their own, never scaled
+    local_rope: bool = False  # windowed layers have a separate rope, never scaled
     gguf_permutes_qk: bool = False  # GGUF stores q and k rows in interleaved rotary order
     experts: Literal["", "mixtral", "qwen", "qwen_shared"] = ""  # how its config names routed experts
     defaults: Mapping[str, Any] = field(default_factory=lambda: MappingProxyType({}))
@@ -92,7 +92,7 @@ QWEN3 = Family(
     ),
 )
 
-# Gemma's published configs name only what differs from the reference defaults: the 4B one has six keys.
+# Gemma's published configs state only differences from the reference defaults: the 4B one has six keys.
 GEMMA3 = Family(
     name="gemma3",
     model_types=("gemma3_text", "gemma3"),
@@ -128,7 +128,7 @@ GEMMA3 = Family(
     ),
 )
 
-# Read for counting and planning; `check_servable` refuses them.
+# Read for counting and planning; `check_servable` rejects them.
 MIXTRAL = Family(
     name="mixtral",
     model_types=("mixtral",),
@@ -167,19 +167,19 @@ BY_MODEL_TYPE: dict[str, Family] = {
 BY_GGUF_ARCHITECTURE: dict[str, Family] = {
     family.gguf_architecture: family
     for family in FAMILIES.values()
-    if family.gguf_architecture is not None and family is not MISTRAL  # told apart by its window key
+    if family.gguf_architecture is not None and family is not MISTRAL  # recognised by its window key
 }
 
 
 def check_servable(spec: ModelSpec) -> None:
-    """Refuse a model that can be described but not computed yet, with the reason."""
+    """Reject a model that can be described but not computed yet, with the reason."""
     if spec.moe is not None:
         raise UnsupportedModel(
-            f"{spec.name}: mixture of experts is not served yet "
+            f"{spec.name}: mixture of experts is not supported yet "
             f"({spec.moe.num_experts} experts, {spec.moe.experts_per_token} per token)"
         )
     if spec.weight_format not in SERVED_FORMATS and not spec.weight_format.startswith("gguf:"):
         raise UnsupportedModel(
-            f"{spec.name}: weights quantized as {spec.weight_format} are not served yet; "
+            f"{spec.name}: weights quantized as {spec.weight_format} are not supported yet; "
             "use the original checkpoint or a GGUF file of it"
         )

@@ -1,7 +1,7 @@
-"""ModelSpec from the metadata of a GGUF file, checked against the tensors the file holds.
+"""ModelSpec from the metadata of a GGUF file, checked against the file's tensors.
 
-Called by `read_spec`. Keys below `<architecture>.` say how a model computes, so one that is not understood is
-refused, and the described parameters must be those of the tensors. Reads the tensor table, not the weights.
+Called by `read_spec`. Keys below `<architecture>.` define the computation, so an unknown one is rejected, and
+the described parameters must match the tensors. Reads the tensor table, not the weights.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ from ridgeline.models.spec.gguf_rope import ROPE_DIVISORS, read_gguf_ropes
 from ridgeline.models.spec.hf_config import MAX_LAYERS
 from ridgeline.models.spec.model_spec import LayerSpec, ModelSpec, longest_context
 
-# Keys that restate what the tensors say, or nothing about the computation.
+# Keys that repeat what the tensors say, or that do not affect the computation.
 SILENT_KEYS = {"vocab_size", "tensor_data_layout", "rope.scaling.finetuned"}
-# The one Gemma 3 whose attention is not scaled by its head size, known by its depth: 27B, hidden / heads.
+# The one Gemma 3 whose attention is not scaled by its head size, found by its depth: 27B, hidden / heads.
 GEMMA3_27B_LAYERS = 62
 
 
 def spec_from_gguf(gguf: GgufFile) -> ModelSpec:
-    """The model this file holds. Its name is the file's, without the suffix."""
+    """The model in this file. Its name is the file's, without the suffix."""
     _refuse_partial(gguf)
     values = _architecture_values(gguf)
     family = _find_family(gguf, values)
@@ -74,13 +74,13 @@ def _refuse_partial(gguf: GgufFile) -> None:
     values = ConfigValues(gguf.metadata, str(gguf.path))
     kind, parts = values.optional_text("general.type"), values.optional_integer("split.count", minimum=0)
     if kind not in (None, "model"):
-        raise UnsupportedModel(f"{gguf.path}: holds {shown(kind)}, not a model of its own (general.type)")
+        raise UnsupportedModel(f"{gguf.path}: contains {shown(kind)}, not a complete model (general.type)")
     if parts not in (None, 1):
         raise UnsupportedModel(f"{gguf.path}: is one of {parts} parts; join them with gguf-split --merge")
 
 
 def _architecture_values(gguf: GgufFile) -> ConfigValues:
-    """Keys without the architecture's prefix. Floats are single precision there: 1e-05, not 9.9999997e-06."""
+    """Keys without the architecture's prefix. Floats are rounded to single precision: 1e-05."""
     values = {
         key: float(str(np.float32(value))) if isinstance(value, float) else value
         for key, value in gguf.metadata.items()
@@ -97,7 +97,7 @@ def _find_family(gguf: GgufFile, values: ConfigValues) -> Family:
         )
     experts = values.optional_integer("expert_count", minimum=0)
     if experts:
-        raise UnsupportedModel(f"{gguf.path}: mixture of experts is not served yet ({experts} experts)")
+        raise UnsupportedModel(f"{gguf.path}: mixture of experts is not supported yet ({experts} experts)")
     values.optional_integer("expert_used_count", minimum=0)
     window = values.optional_integer("attention.sliding_window", minimum=0)
     return MISTRAL if window and family.gguf_architecture == MISTRAL.gguf_architecture else family
@@ -110,7 +110,7 @@ def _head_dim(values: ConfigValues, hidden_size: int, num_heads: int) -> int:
     )
     if key is not None and value is not None and key != value:
         raise UnsupportedModel(
-            f"{values.where}: value heads of their own size ({value}, keys {key}) are not supported"
+            f"{values.where}: value heads of another size than keys ({value} and {key}) are not supported"
         )
     if key is None and hidden_size % num_heads:
         raise BrokenModel(
@@ -123,10 +123,10 @@ def _head_dim(values: ConfigValues, hidden_size: int, num_heads: int) -> int:
 def _read_layers(
     gguf: GgufFile, values: ConfigValues, family: Family, head_dim: int
 ) -> tuple[tuple[LayerSpec, ...], tuple[str, ...]]:
-    """Each layer's rope and window, and what to tell about them."""
+    """Each layer's rope and window, and notes about them."""
     count = values.integer("block_count")
     if count > MAX_LAYERS:
-        raise BrokenModel(f"{values.where}: block_count is {count}, more than any model has")
+        raise BrokenModel(f"{values.where}: block_count is {count}, more than any known model has")
     full_rope, local_rope, notes = read_gguf_ropes(gguf, values, family, head_dim)
     size = values.optional_integer("attention.sliding_window", minimum=0) or None
     if family.window_rule == "pattern" and size is None:
@@ -170,7 +170,7 @@ def _attention_scale(
 
 
 def _special_tokens(gguf: GgufFile, vocab_size: int) -> tuple[int | None, tuple[int, ...], int | None]:
-    """(bos, eos, pad). The ends of a text, of a turn and of a message all end a generation."""
+    """(bos, eos, pad). The end tokens of a text, of a turn and of a message all end a generation."""
     values = ConfigValues.below("tokenizer.ggml.", gguf.metadata, str(gguf.path))
     eos_ids = gguf_end_ids(values)
     bos_id = values.optional_integer("bos_token_id", minimum=0)
@@ -182,7 +182,7 @@ def _special_tokens(gguf: GgufFile, vocab_size: int) -> tuple[int | None, tuple[
 
 
 def _dominant_type(gguf: GgufFile) -> str:
-    """The type most of the weights have; embeddings and norms usually have another."""
+    """The type of most weights; embeddings and norms usually have another."""
     elements: Counter[str] = Counter()
     for tensor in gguf.tensors.values():
         elements[tensor.type] += tensor.num_elements
@@ -193,11 +193,11 @@ def _refuse_unread(values: ConfigValues) -> None:
     unread = [key for key in values.unread() if key not in SILENT_KEYS]
     if unread:
         keys = ", ".join(f"{values.prefix}{key}" for key in unread)
-        raise UnsupportedModel(f"{values.where}: the metadata keys {keys} are not understood")
+        raise UnsupportedModel(f"{values.where}: the metadata keys {keys} are not supported")
 
 
 def _check_tensors(gguf: GgufFile, family: Family, spec: ModelSpec) -> None:
-    """The file's tensors must be the family's, and as many numbers as the metadata describes."""
+    """The tensors must match the family, and their element count must match the metadata."""
     expected: list[tuple[str, Any, Any]] = [
         ("QK-norm", spec.qk_norm, family.qk_norm),
         ("norms after attention and FFN", spec.post_norms, family.post_norms),
@@ -210,6 +210,6 @@ def _check_tensors(gguf: GgufFile, family: Family, spec: ModelSpec) -> None:
     held = sum(t.num_elements for name, t in gguf.tensors.items() if name != ROPE_DIVISORS)
     if held != spec.parameters:
         raise BrokenModel(
-            f"{gguf.path}: its tensors hold {held:,} parameters, its metadata describes {spec.parameters:,}: "
-            "tensors are missing, or of another shape, or there are some this version does not know"
+            f"{gguf.path}: its tensors have {held:,} parameters, its metadata describes {spec.parameters:,}: "
+            "tensors are missing, have another shape, or are unknown to this version"
         )

@@ -1,7 +1,7 @@
-"""Rotary position settings of a GGUF file as RopeSpec, its tensor of rope divisors included.
+"""Rotary position settings of a GGUF file as RopeSpec, including its tensor of rope divisors.
 
-Called by `gguf_config`. GGUF writes llama3 scaling as a tensor that divides the frequencies; where the tensor
-is the one of the published Llama 3 scaling, the spec says so, otherwise the loader's divisors stand alone.
+Called by `gguf_config`. GGUF stores llama3 scaling as a tensor that divides the frequencies. If the tensor
+matches the published Llama 3 scaling, the spec says so; otherwise the loader uses the divisors as they are.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ from ridgeline.models.spec.model_spec import RopeScaling, RopeSpec
 ROPE_DIVISORS = "rope_freqs.weight"
 LONG_ROPE_TENSORS = ("rope_factors_long.weight", "rope_factors_short.weight")
 DEFAULT_THETA = 10_000.0
-LOCAL_THETA = 10_000.0  # of Gemma's windowed layers, which older files do not state
-# What every published Llama 3.1, 3.2 and 3.3 has; only the factor differs.
+LOCAL_THETA = 10_000.0  # for Gemma's windowed layers; older files omit it
+# The same in every published Llama 3.1, 3.2 and 3.3; only the factor differs.
 LLAMA3_ORIGINAL_CONTEXT, LLAMA3_LOW, LLAMA3_HIGH = 8192, 1.0, 4.0
 
 Floats = np.ndarray[Any, np.dtype[np.float32]]
@@ -29,12 +29,12 @@ Floats = np.ndarray[Any, np.dtype[np.float32]]
 def read_gguf_ropes(
     gguf: GgufFile, values: ConfigValues, family: Family, head_dim: int
 ) -> tuple[RopeSpec, RopeSpec, tuple[str, ...]]:
-    """The rope of full-attention layers, that of windowed ones, and what to tell about them."""
+    """The rope of full-attention layers, that of windowed ones, and notes about them."""
     theta = values.optional_number("rope.freq_base") or DEFAULT_THETA
     dim = values.optional_integer("rope.dimension_count") or head_dim
     if dim != head_dim:
         raise UnsupportedModel(
-            f"{values.where}: rotation of a part of each head ({dim} of {head_dim}) is not supported"
+            f"{values.where}: partial rotation of heads ({dim} of {head_dim}) is not supported"
         )
     scaling = _read_scaling(values)
     notes: tuple[str, ...] = ()
@@ -70,11 +70,11 @@ def _read_scaling(values: ConfigValues) -> RopeScaling | None:
 def _read_divisors(
     gguf: GgufFile, family: Family, theta: float, dim: int, scaling: RopeScaling | None
 ) -> tuple[RopeScaling | None, tuple[str, ...]]:
-    """The scaling that rope_freqs.weight amounts to, if it is a known one."""
+    """The scaling equivalent to rope_freqs.weight, if it is a known one."""
     tensor = gguf.tensors[ROPE_DIVISORS]
     if scaling is not None or not family.gguf_permutes_qk:
         raise UnsupportedModel(
-            f"{gguf.path}: {ROPE_DIVISORS} in the family {family.name}, or beside another rope scaling, "
+            f"{gguf.path}: {ROPE_DIVISORS} in the family {family.name}, or with another rope scaling, "
             "is not supported"
         )
     if tensor.type != "F32" or tensor.shape != (dim // 2,):

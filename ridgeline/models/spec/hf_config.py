@@ -1,7 +1,7 @@
 """ModelSpec from the config.json of a Hugging Face checkpoint.
 
-Called by `read_spec`. Required keys are typed and named when wrong; what a ModelSpec cannot describe is
-refused in plain words; keys without a meaning for the family are listed in `notes`. Opens no files.
+Called by `read_spec`. Required keys are typed and named in errors; features that a ModelSpec cannot describe
+are rejected with a readable reason; keys without effect are listed in `notes`. Opens no files.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ from ridgeline.models.spec.hf_quantization import read_weight_format
 from ridgeline.models.spec.hf_rope import read_ropes
 from ridgeline.models.spec.model_spec import Activation, LayerSpec, ModelSpec, MoESpec, longest_context
 
-MAX_LAYERS = 10_000  # a layer is an object here: a corrupt count must not fill the memory
+MAX_LAYERS = 10_000  # a layer is an object here: a corrupt count must not exhaust memory
 ACTIVATIONS: dict[str, Activation] = {
     "silu": "silu",
     "swish": "silu",
     "gelu_pytorch_tanh": "gelu_tanh",
     "gelu_new": "gelu_tanh",
 }
-# A multimodal config nests its language model here; these keys of the outer config still speak for it.
+# A multimodal config nests its language model here; these keys of the outer config still apply to it.
 TEXT_CONFIG = "text_config"
 OUTER_KEYS = (
     "dtype",
@@ -99,7 +99,7 @@ def spec_from_hf(
 
 
 def _language_model(config: dict[str, Any], where: str) -> tuple[dict[str, Any], tuple[str, ...]]:
-    """The config of the language model itself, and what was left out around it."""
+    """The config of the language model itself, and notes about what was left out."""
     outer = ConfigValues(config, where)
     if outer.optional_text("model_type") != "gemma3" or TEXT_CONFIG not in config:
         return config, ()
@@ -117,7 +117,7 @@ def _language_model(config: dict[str, Any], where: str) -> tuple[dict[str, Any],
 
 
 def _find_family(config: dict[str, Any], where: str) -> Family:
-    """The family of this config, which must ask for nothing beyond what the family has."""
+    """The family of this config, which must not require anything the family does not have."""
     values = ConfigValues(config, where)
     model_type = values.text("model_type")
     nested = values.mapping(TEXT_CONFIG) or {}
@@ -128,10 +128,10 @@ def _find_family(config: dict[str, Any], where: str) -> Family:
     if experts and (family is None or not family.experts):
         features.append(experts)
     if family is None:
-        asks = f": it asks for {'; '.join(features)}" if features else ""
+        asks = f": it needs {'; '.join(features)}" if features else ""
         raise UnsupportedModel(
             f"{where}: the family {model_type!r} is not supported{asks}. "
-            f"Served are {', '.join(SERVED_FAMILIES)}"
+            f"Supported: {', '.join(SERVED_FAMILIES)}"
         )
     if features:
         raise UnsupportedModel(f"{where}: {model_type} with {'; '.join(features)} is not supported")
@@ -139,7 +139,7 @@ def _find_family(config: dict[str, Any], where: str) -> Family:
     if architectures and not set(architectures) & set(family.architectures):
         raise UnsupportedModel(
             f"{where}: {', '.join(architectures)} is not a text generator of the family {model_type}; "
-            f"that is {' or '.join(family.architectures)}"
+            f"expected {' or '.join(family.architectures)}"
         )
     return family
 
@@ -157,7 +157,7 @@ def _head_dim(values: ConfigValues, hidden_size: int, num_heads: int) -> int:
 
 
 def _kv_heads(values: ConfigValues, num_heads: int) -> int:
-    """null, and for Llama also absence, means what it meant before KV heads were shared: one per head."""
+    """null, and for Llama also absence, means one KV head per head, as before KV heads were shared."""
     if values.is_null("num_key_value_heads"):
         return num_heads
     return values.integer("num_key_value_heads")
@@ -177,7 +177,7 @@ def _read_layers(values: ConfigValues, family: Family, head_dim: int) -> tuple[L
 
 
 def _read_windows(values: ConfigValues, family: Family, count: int) -> list[int | None]:
-    """Each layer's window, by the family's rule and, where given, the config's own list of layer types."""
+    """Each layer's window, by the family's rule and, if given, the config's list of layer types."""
     size = values.optional_integer("sliding_window", minimum=0) or None
     if not values.flag("use_sliding_window", default=True):
         size = None
@@ -206,7 +206,7 @@ def _windowed_layers(values: ConfigValues, family: Family, count: int, size: int
     if len(windowed) != count:
         raise BrokenModel(f"{values.where}: layer_types has {len(windowed)} entries for {count} layers")
     if family.window_rule in ("never", "every") and windowed != by_rule:
-        # The reference code of these families ignores the list: what it means is anybody's guess.
+        # The reference code of these families ignores the list, so its meaning is undefined.
         raise UnsupportedModel(
             f"{values.where}: mixed layer_types in the family {family.name} are not supported"
         )
@@ -226,7 +226,7 @@ def _windows_by_rule(values: ConfigValues, family: Family, count: int, size: int
 
 
 def _activation(values: ConfigValues, family: Family) -> Activation:
-    # Older Gemma files carry the name of a never used activation in the other key.
+    # Older Gemma files have the name of an unused activation in the other key.
     name = values.text(family.activation_key)
     if name not in ACTIVATIONS:
         known = ", ".join(ACTIVATIONS)
@@ -242,7 +242,7 @@ def _bias(values: ConfigValues, key: str, in_family: bool) -> bool:
 
 
 def _expect(values: ConfigValues, key: str, in_family: bool) -> None:
-    """A key the family leaves no choice about: it may be stated, but not otherwise."""
+    """A key that is fixed for the family: it may be stated, but only with that value."""
     if values.flag(key, default=in_family) != in_family:
         stated = shown(not in_family)
         raise UnsupportedModel(f"{values.where}: {key} = {stated} is not supported in this family")
@@ -260,7 +260,7 @@ def _logit_softcap(values: ConfigValues, family: Family) -> float | None:
 def _special_tokens(
     values: ConfigValues, generation_config: Mapping[str, Any], vocab_size: int, name: str
 ) -> tuple[int | None, tuple[int, ...], int | None]:
-    """(bos, eos, pad). generation_config.json knows the end of a turn, config.json only that of a text."""
+    """(bos, eos, pad). generation_config.json has the end of a turn, config.json only that of a text."""
     generation = ConfigValues(generation_config, f"{name}: generation_config.json")
     begins = values.integers("bos_token_id") or generation.integers("bos_token_id")
     bos = begins[0] if begins else None
@@ -269,7 +269,7 @@ def _special_tokens(
         if token is not None and not 0 <= token < vocab_size:
             raise BrokenModel(f"{values.where}: {key} {token} is outside the vocabulary of {vocab_size}")
     pads = values.integers("pad_token_id") or generation.integers("pad_token_id")
-    pad = pads[0] if pads and 0 <= pads[0] < vocab_size else None  # -1 is a common way of writing none
+    pad = pads[0] if pads and 0 <= pads[0] < vocab_size else None  # -1 commonly means none
     return bos, tuple(dict.fromkeys(eos)), pad
 
 
@@ -301,7 +301,7 @@ def _read_experts(values: ConfigValues, family: Family, num_layers: int) -> MoES
 
 
 def _with_unread_keys(spec: ModelSpec, values: ConfigValues) -> ModelSpec:
-    """Say which keys had no effect: the family's reference code does not read them either."""
+    """List the keys without effect: the family's reference code does not read them either."""
     quiet = SILENT_KEYS | JUDGED_KEYS
     unread = [key for key in values.unread() if key not in quiet and not key.startswith("_")]
     if not unread:

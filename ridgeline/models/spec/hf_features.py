@@ -1,7 +1,7 @@
-"""What a config.json can ask for that no ModelSpec describes, found by the keys that switch it on.
+"""Features of a config.json that no ModelSpec describes, recognised by the keys that enable them.
 
-Called by `hf_config` to refuse a model with its true reason, before any number of it is believed. The table
-speaks in plain words because its text is what the user reads.
+Called by `hf_config` to reject a model with its true reason, before any of its numbers is trusted. The table
+uses plain words because users read them.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from ridgeline.models.files.config_values import is_set, shown
 
 @dataclass(frozen=True, slots=True)
 class Feature:
-    """Asked for when any of `keys` is set to something other than a value in `harmless`."""
+    """Required if any of `keys` is set to something other than a value in `harmless`."""
 
     words: str
     keys: tuple[str, ...]
@@ -48,14 +48,14 @@ FEATURES: tuple[Feature, ...] = (
         "head shapes that differ between layers",
         ("global_head_dim", "num_global_key_value_heads", "swa_num_key_value_heads", "swa_head_dim"),
     ),
-    Feature("value heads of their own size", ("v_head_dim",)),
+    Feature("value heads of another size", ("v_head_dim",)),
     Feature("keys that serve as values", ("attention_k_eq_v",)),
     Feature("KV shared between layers", ("num_kv_shared_layers",)),
     Feature("per-layer embeddings", ("hidden_size_per_layer_input",)),
     Feature("bidirectional attention", ("use_bidirectional_attention",)),
     Feature("hyper-connections", ("hc_mult",)),
     Feature("QK-norm over whole projections", ("qk_norm_type",), harmless=("per_head",)),
-    Feature("rotation of a part of each head", ("partial_rotary_factor", "rotary_dim"), harmless=(1.0,)),
+    Feature("partial rotation of heads", ("partial_rotary_factor", "rotary_dim"), harmless=(1.0,)),
     Feature("multi-axis rotary positions (M-RoPE)", ("use_mrope", "mrope_section")),
     Feature("interleaved rotary pairs", ("rope_interleaved", "rope_interleave")),
     Feature("ALiBi positions", ("alibi", "use_alibi")),
@@ -84,7 +84,7 @@ FEATURES: tuple[Feature, ...] = (
     ),
 )
 
-# Keys that say nothing about the computation: training, tooling, generation settings, serialization.
+# Keys that do not affect the computation: training, tooling, generation settings, serialization.
 SILENT_KEYS = {
     "architectures",
     "model_type",
@@ -126,17 +126,17 @@ SILENT_KEYS = {
     "encoder_no_repeat_ngram_size",
 }
 
-# Features a family always has, without a key that says so.
+# Features that a family always has, without a key for them.
 IMPLIED = {"gpt_oss": "attention sinks"}
 
 ORDINARY_LAYER_TYPES = ("full_attention", "sliding_attention")
 EXPERT_KEYS = ("num_experts", "num_local_experts", "n_routed_experts", "enable_moe_block")
-# Keys `unreadable_features` and `routed_experts` have judged.
+# Keys handled by `unreadable_features` and `routed_experts`.
 JUDGED_KEYS = {*EXPERT_KEYS, *(key for feature in FEATURES for key in feature.keys)}
 
 
 def unreadable_features(config: Mapping[str, Any]) -> list[str]:
-    """Everything in this config that a ModelSpec cannot say, in words, with the key that says so."""
+    """Everything in this config that a ModelSpec cannot describe, as text, with its key."""
     found = [words for feature in FEATURES if (words := _asked_for(feature, config))]
     implied = IMPLIED.get(str(config.get("model_type")))
     if implied:
@@ -151,7 +151,7 @@ def unreadable_features(config: Mapping[str, Any]) -> list[str]:
 
 
 def routed_experts(config: Mapping[str, Any]) -> str | None:
-    """The words for routed experts, where the config has them: a dense family must not."""
+    """The text for routed experts, if the config has them; a dense family must not."""
     return _asked_for(Feature("routed experts", EXPERT_KEYS), config)
 
 

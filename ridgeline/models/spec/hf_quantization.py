@@ -1,7 +1,7 @@
-"""How a Hugging Face checkpoint stores its weights: a plain dtype, or the name of its quantization.
+"""The weight format of a Hugging Face checkpoint: a plain dtype, or the name of its quantization.
 
 Called by `hf_config`. Reads `quantization_config` of config.json and the `hf_quant_config.json` that some
-producers put beside it. Only names the format: what can be served is decided by `families.check_servable`.
+tools write next to it. Only names the format: `families.check_servable` decides what can be served.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ def read_weight_format(values: ConfigValues, quantization: Mapping[str, Any] | N
     beside = _quantization_name(beside_values.mapping("quantization"), beside_values.where)
     if inside and beside and inside != beside:
         raise BrokenModel(
-            f"{values.where} says its weights are {inside}, hf_quant_config.json beside it says {beside}"
+            f"{values.where} says its weights are {inside}, but hf_quant_config.json says {beside}"
         )
     dtype = _dtype(values)
     return inside or beside or dtype
@@ -34,7 +34,7 @@ def _quantization_name(settings: dict[str, Any] | None, where: str) -> str | Non
     if algorithm:
         return algorithm.lower()
     if "quant_algo" in settings and "quant_method" not in settings:
-        return None  # written for a KV cache alone: the weights are not quantized
+        return None  # written for a KV cache only: the weights are not quantized
     method = values.text("quant_method").lower()
     bits = values.optional_integer("bits")
     return f"{method}-{bits}bit" if bits else method

@@ -1,7 +1,7 @@
 """Rotary position settings of a config.json, in either of its two styles, as RopeSpec.
 
 `rope_parameters` is the newer style (one object, or one per layer type for Gemma); `rope_theta` with
-`rope_scaling` the older. Called by `hf_config`. A kind or key it does not know is refused, never skipped.
+`rope_scaling` the older. Called by `hf_config`. An unknown kind or key is rejected, never skipped.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ PLAIN_WORDS = {"mrope": "multi-axis rotary positions", "longrope": "LongRoPE", "
 
 
 def read_ropes(values: ConfigValues, family: Family, head_dim: int) -> tuple[RopeSpec, RopeSpec]:
-    """The rope of full-attention layers and that of windowed ones; mostly the same."""
+    """The rope of full-attention layers and that of windowed ones; usually the same."""
     newer, older = values.mapping("rope_parameters"), values.mapping("rope_scaling")
     theta = values.number("rope_theta")
     if not family.local_rope:
@@ -57,7 +57,7 @@ def read_ropes(values: ConfigValues, family: Family, head_dim: int) -> tuple[Rop
 
 
 def _read_rope(parameters: dict[str, Any], config: ConfigValues, head_dim: int, theta: float) -> RopeSpec:
-    """One set of rope parameters; `theta` is what the config says outside of it, or the family's default."""
+    """One set of rope parameters; `theta`: the config's value outside of it, or the family's default."""
     values = ConfigValues(parameters, config.where, prefix="rope parameter ", defaults={"rope_theta": theta})
     _refuse_unknown(parameters, config.where)
     kind = values.optional_text("rope_type") or values.optional_text("type") or "default"
@@ -71,7 +71,7 @@ def _refuse_unknown(parameters: dict[str, Any], where: str) -> None:
             raise UnsupportedModel(f"{where}: rotary positions with {key} = {shown(value)} are not supported")
     if parameters.get("partial_rotary_factor", 1.0) != 1.0:
         raise UnsupportedModel(
-            f"{where}: rotation of a part of each head is not supported "
+            f"{where}: partial rotation of heads is not supported "
             f"(partial_rotary_factor = {parameters['partial_rotary_factor']})"
         )
 
@@ -80,7 +80,7 @@ def _read_scaling(kind: str, values: ConfigValues, config: ConfigValues) -> Rope
     if kind == "linear":
         return RopeScaling("linear", values.number("factor"))
     if kind == "dynamic":
-        # Acts only beyond the context the config states, which is the longest sequence that is served.
+        # Acts only beyond the stated context, which is the longest sequence served.
         return RopeScaling("dynamic", values.number("factor"), config.integer("max_position_embeddings"))
     if kind == "llama3":
         return RopeScaling(

@@ -1,7 +1,7 @@
-"""ModelSpec: the one description of a model, read strictly off config.json or GGUF metadata.
+"""ModelSpec: the only description of a model, read strictly from config.json or GGUF metadata.
 
 The loader, the engine, the planner and the docs all use these numbers: parameters, bytes, KV bytes per
-token, FLOPs per token. Readers are in `hf_config` and `gguf_config`; `families` is the table of families.
+token, FLOPs per token. The readers are in `hf_config` and `gguf_config`; `families` is the family table.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ from ridgeline.models.files.gguf import TENSOR_TYPES
 Activation = Literal["silu", "gelu_tanh"]
 RopeScalingKind = Literal["linear", "llama3", "yarn", "dynamic"]
 
-# Bytes one parameter takes, block scales included: a 4-bit block of 16 (NVFP4) or 32 (MXFP4) carries one
-# scale byte; the GGUF types bring their own block layout.
+# Bytes per parameter, block scales included: a 4-bit block of 16 (NVFP4) or 32 (MXFP4) has one scale byte;
+# the GGUF types have their own block layout.
 BYTES_PER_PARAMETER: dict[str, float] = {
     "float32": 4.0,
     "bfloat16": 2.0,
@@ -56,7 +56,7 @@ class RopeSpec:
 
 @dataclass(frozen=True, slots=True)
 class LayerSpec:
-    """What can differ from layer to layer."""
+    """The part that can differ from layer to layer."""
 
     rope: RopeSpec
     window: int | None = None  # sliding window in tokens; None = full attention
@@ -64,7 +64,7 @@ class LayerSpec:
 
 @dataclass(frozen=True, slots=True)
 class MoESpec:
-    """Routed experts in place of the dense FFN. Read for counting; serving says so if it cannot."""
+    """Routed experts in place of the dense FFN. Read for counting; not supported for serving."""
 
     num_experts: int
     experts_per_token: int
@@ -104,8 +104,8 @@ class ModelSpec:
     pad_id: int | None = None
     moe: MoESpec | None = None
     weight_format: str = "float32"  # as stored: float32, float16, bfloat16, fp8, gguf:Q4_1, …
-    stored_bytes: int | None = None  # size of the weights on disk, where the files were seen
-    notes: tuple[str, ...] = ()  # what the reader left out, for the person who asks
+    stored_bytes: int | None = None  # size of the weights on disk, if the files were read
+    notes: tuple[str, ...] = ()  # what the reader left out, for display
 
     def __post_init__(self) -> None:
         sizes = (
@@ -122,7 +122,7 @@ class ModelSpec:
                 raise BrokenModel(f"{self.name}: {size} is {getattr(self, size)}; it must be at least 1")
         if self.num_heads % self.num_kv_heads:
             raise BrokenModel(
-                f"{self.name}: {self.num_heads} heads cannot share {self.num_kv_heads} KV heads evenly"
+                f"{self.name}: {self.num_heads} heads is not a multiple of {self.num_kv_heads} KV heads"
             )
         for rope in {layer.rope for layer in self.layers}:
             if rope.dim % 2 or not 0 < rope.dim <= self.head_dim:
@@ -148,7 +148,7 @@ class ModelSpec:
 
     @property
     def active_parameters(self) -> int:
-        """`parameters` with only the experts one token passes through; equal to it for dense models."""
+        """`parameters` with only the experts one token uses; the same for dense models."""
         heads = 1 if self.tied_embeddings else 2
         layers = sum(self._layer_parameters(index, active=True) for index in range(self.num_layers))
         return heads * self.vocab_size * self.hidden_size + self.hidden_size + layers
@@ -164,7 +164,7 @@ class ModelSpec:
         per_parameter = BYTES_PER_PARAMETER.get(precision) if isinstance(precision, str) else precision
         if per_parameter is None:
             known = ", ".join(BYTES_PER_PARAMETER)
-            raise ValueError(f"no such precision: {precision!r}; known are {known}, or a number of bytes")
+            raise ValueError(f"unknown precision {precision!r}; use one of {known}, or a number of bytes")
         return round(self.parameters * per_parameter)
 
     @property
@@ -173,7 +173,7 @@ class ModelSpec:
         return 2 * self.hidden_size * self.head_dim * (self.num_heads + self.num_kv_heads)
 
     def _ffn_matrix(self, index: int, *, active: bool) -> int:
-        """Gate, up and down: 3 · hidden · ffn; with experts, those of the router, all or the chosen ones."""
+        """Gate, up and down: 3 · hidden · ffn; with experts: the router, and all or the active experts."""
         moe = self.moe
         if moe is None or index in moe.dense_layers:
             return 3 * self.hidden_size * self.ffn_size
@@ -213,7 +213,7 @@ class ModelSpec:
         """Bytes of KV cache that decode step reads: tokens seen · 2 · kv_heads · head_dim · bytes."""
         return 2 * self.kv_tokens_seen(context) * self.num_kv_heads * self.head_dim * dtype_bytes
 
-    # ---- FLOPs: a multiplication and an addition are two ----
+    # ---- FLOPs: a multiplication and an addition count as two ----
 
     @property
     def matmul_flops_per_token(self) -> int:
@@ -244,12 +244,12 @@ class ModelSpec:
         return self.prefill_flops(1, context - 1)
 
     def prefill_flops_per_token(self, tokens: int) -> float:
-        """Mean over a prompt of `tokens` tokens computed from nothing."""
+        """Mean over a prompt of `tokens` tokens without cached ones."""
         return self.prefill_flops(tokens) / tokens
 
 
 def longest_context(stated: int, layers: tuple[LayerSpec, ...]) -> int:
-    """`stated`, or further where yarn stretches further: such configs often keep the trained length."""
+    """`stated`, or more if yarn extends it: such configs often keep the trained length."""
     stretched = (
         int(scaling.original_context * scaling.factor)
         for scaling in (layer.rope.scaling for layer in layers)

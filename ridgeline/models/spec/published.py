@@ -1,7 +1,7 @@
-"""Well-known models by name and hub id: the facts of their configs that a plan needs, without a download.
+"""Well-known models by name and hub id: the config values that a plan needs, without a download.
 
-`published.json` has for each model its ids on Hugging Face and those values of its config.json that the
-readers use. Read by `shapes.read` and the planner; serving fetches the model itself.
+`published.json` has for each model its ids on Hugging Face and the values of its config.json that the readers
+use. Read by `shapes.read` and the planner; serving downloads the model itself.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ FILE = Path(__file__).with_name("published.json")
 @dataclass(frozen=True, slots=True)
 class PublishedModel:
     name: str
-    hub_ids: tuple[str, ...]  # the first is what a plan's command serves
+    hub_ids: tuple[str, ...]  # the first one is used in a plan's command
     config: dict[str, Any]
 
 
@@ -27,16 +27,16 @@ def published_models() -> tuple[PublishedModel, ...]:
 
 
 def find_published(model: str) -> PublishedModel | None:
-    """By its name, a hub id or the last part of one, with or without hf:, in any case; None: not among them.
+    """By name, hub id or the last part of one, with or without hf:, case-insensitive; None if not listed.
 
-    A revision (hf:org/name@abc) is never among them: it may differ.
+    A revision (hf:org/name@abc) is never listed: it may differ.
     """
     wanted = model.removeprefix("hf:").lower()
     return next((known for known in _all() if wanted in _names(known)), None)
 
 
 def nearest_published(name: str, most: int = 2) -> list[str]:
-    """Hub ids of models whose names begin like this one, such as llama3 or qwen3:8b; the closest first."""
+    """Hub ids of models whose names start like this one, such as llama3 or qwen3:8b; closest first."""
     wanted = _letters(name)
     found = [known for known in _all() if _letters(known.name).startswith(wanted)]
     ranked = sorted(found, key=lambda known: (len(known.name), known.name))

@@ -1,7 +1,7 @@
 """From a path to a ModelSpec: a directory in Hugging Face layout, a config.json, or a GGUF file.
 
-The one entrance for the engine, the planner and `models inspect`. Describes whatever it can read, also what
-cannot be served (`families.check_servable` decides that). Never opens a pickle.
+The only entry point for the engine, the planner and `models inspect`. Describes everything it can read, even
+if it cannot be served (`families.check_servable` decides that). Never opens a pickle.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from ridgeline.models.spec.model_spec import ModelSpec
 
 
 def read_spec(path: Path) -> ModelSpec:
-    """The description of the model at `path`, or an error that names the file and what is wrong with it."""
+    """The description of the model at `path`, or an error that names the file and the problem."""
     path = Path(path)
     if path.is_dir():
         return _from_directory(path)
@@ -35,7 +35,7 @@ def read_spec(path: Path) -> ModelSpec:
     if path.suffix in PICKLE_SUFFIXES:
         raise pickle_refusal(path)
     raise UnsupportedModel(
-        f"{path}: not a model; give a .gguf file, a config.json, or the directory that holds config.json"
+        f"{path}: not a model; give a .gguf file, a config.json, or the directory with config.json"
     )
 
 
@@ -46,21 +46,21 @@ def _from_directory(directory: Path) -> ModelSpec:
     if not config.is_file():
         if ggufs := sorted(directory.glob("*.gguf")):
             names = ", ".join(file.name for file in ggufs)
-            raise ModelNotFound(f"{directory}: holds GGUF files; give one of them instead: {names}")
+            raise ModelNotFound(f"{directory}: contains GGUF files; give one of them instead: {names}")
         raise ModelNotFound(f"{directory}: has no config.json")
     spec = _from_config(config)
     return replace(spec, stored_bytes=sum(file.stat().st_size for file in weights)) if weights else spec
 
 
 def _from_config(config: Path) -> ModelSpec:
-    """A config.json with what lies beside it."""
+    """A config.json with the files next to it."""
     if config.name.endswith("hf_quant_config.json"):
-        raise UnsupportedModel(f"{config}: describes a quantization; give the config.json beside it")
+        raise UnsupportedModel(f"{config}: describes a quantization; give the config.json next to it")
     if is_encoder(config):
         raise UnsupportedModel(
-            f"{config}: describes an encoder, which makes vectors, no text: serve it and ask /v1/embeddings"
+            f"{config}: describes an encoder, which computes vectors: serve it and use /v1/embeddings"
         )
-    beside = config.name.removesuffix("config.json")  # several models' files may lie in one directory
+    beside = config.name.removesuffix("config.json")  # one directory may have the files of several models
     generation = config.with_name(f"{beside}generation_config.json")
     quantization = config.with_name(f"{beside}hf_quant_config.json")
     return spec_from_hf(

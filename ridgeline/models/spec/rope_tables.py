@@ -1,7 +1,7 @@
 """Cosine and sine tables of a model's rotary embeddings, from its RopeSpecs.
 
-Both decoders, torch and native, are built on these tables. The arithmetic is in `ops.rope`; here is which of
-it a checkpoint asks for.
+Both decoders, torch and native, use these tables. The arithmetic is in `ops.rope`; this module selects what
+a checkpoint needs.
 """
 
 from __future__ import annotations
@@ -47,10 +47,10 @@ def _tables(rope: RopeSpec, max_context: int, divisors: Floats | None) -> tuple[
         default = rotary.yarn_attention_factor(scaling.factor)
         attention_factor = default if scaling.attention_factor is None else scaling.attention_factor
     elif max_context > _stated(scaling.original_context, "original context"):
-        # Dynamic scaling turns every cached key anew as a sequence grows past the trained context; up to
-        # there it changes nothing.
+        # Dynamic scaling changes every cached key when a sequence grows past the trained context; up to
+        # there it has no effect.
         raise UnsupportedModel(
-            f"dynamic rope scaling is served up to the trained context of {scaling.original_context} tokens, "
+            f"dynamic rope scaling is supported up to the trained {scaling.original_context} tokens, "
             f"not up to {max_context}; lower max_context"
         )
     return rotary.rope_tables(frequencies, max_context, attention_factor)
@@ -58,5 +58,5 @@ def _tables(rope: RopeSpec, max_context: int, divisors: Floats | None) -> tuple[
 
 def _stated(value: float | None, name: str) -> float:
     if value is None:
-        raise BrokenModel(f"the configuration scales rope, but states no {name} for it")
+        raise BrokenModel(f"the configuration scales rope but does not state {name}")
     return value

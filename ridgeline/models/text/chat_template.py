@@ -1,7 +1,7 @@
-"""Chat templates: messages and tools in, the prompt's text out, as `transformers` would render it.
+"""Chat templates: render messages and tools as the prompt's text, as `transformers` does.
 
-Called through `Tokenizer.encode_chat`, the one way from messages to token ids. Nothing here adds a
-beginning-of-sequence token: if the model wants one, its template writes it.
+Called through `Tokenizer.encode_chat`, the only way from messages to token ids. Nothing here adds a
+beginning-of-sequence token: if the model needs one, its template writes it.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ from ridgeline.models.text.template_sandbox import TemplateEnvironment
 
 MISSING_TEMPLATE = (
     "this model has no chat template, so messages cannot be turned into a prompt: send plain text to the "
-    "completions API, use an instruction-tuned model, or put a chat_template.jinja beside its files"
+    "completions API, use an instruction-tuned model, or add a chat_template.jinja to its files"
 )
 
-# Names a message's reasoning goes by; the first is the one most templates read, the second gpt-oss's.
+# Keys for a message's reasoning; most templates read the first, gpt-oss reads the second.
 _REASONING_NAMES = ("reasoning_content", "thinking", "reasoning")
 
 _environment = TemplateEnvironment()
@@ -31,7 +31,7 @@ _environment = TemplateEnvironment()
 class ChatTemplate:
     """A model's template, or its named templates, compiled once. Rendering is thread-safe.
 
-    `special_tokens` (bos_token, eos_token, …) are the template's under those names; a None is left undefined.
+    `special_tokens` (bos_token, eos_token, …) are passed to the template; a None stays undefined.
     """
 
     def __init__(self, source: str | Mapping[str, str], **special_tokens: str | None) -> None:
@@ -48,7 +48,7 @@ class ChatTemplate:
         add_generation_prompt: bool = True,
         **variables: Any,
     ) -> str:
-        """The prompt. Raises TemplateError with the template's own words when it refuses the messages."""
+        """The prompt. Raises TemplateError with the template's own message if it rejects the messages."""
         if not messages:
             raise TemplateError("messages: a conversation needs at least one message")
         for index, message in enumerate(messages):
@@ -71,14 +71,16 @@ class ChatTemplate:
         if "default" in self._templates:
             return self._templates["default"]
         names = ", ".join(sorted(self._templates))
-        raise TemplateError(f"the model has several chat templates ({names}) and none is called default")
+        raise TemplateError(f"the model has several chat templates ({names}) and none is named default")
 
 
 def _compile(name: str, source: str) -> jinja2.Template:
     try:
         return _environment.from_string(source)
     except jinja2.TemplateSyntaxError as error:
-        raise TemplateError(f"the {name} chat template is broken at line {error.lineno}: {error}") from error
+        raise TemplateError(
+            f"the {name} chat template has an error at line {error.lineno}: {error}"
+        ) from error
 
 
 def _render(template: jinja2.Template, data: dict[str, Any]) -> str:
@@ -86,16 +88,16 @@ def _render(template: jinja2.Template, data: dict[str, Any]) -> str:
         with render_budget(data):
             return template.render(data)
     except BudgetExceeded as error:
-        raise TemplateError(f"the chat template was stopped: {error}") from error
-    except jinja2.TemplateError as error:  # raise_exception() and the sandbox speak for themselves
-        raise TemplateError(f"the chat template refused these messages: {error}") from error
-    except Exception as error:  # a template can fail in any way Python can: None + "text", a missing key, …
+        raise TemplateError(f"the chat template exceeded its limits: {error}") from error
+    except jinja2.TemplateError as error:  # raise_exception() and the sandbox give the reason
+        raise TemplateError(f"the chat template rejected these messages: {error}") from error
+    except Exception as error:  # a template can raise any Python error: None + "text", a missing key, …
         reason = f"{type(error).__name__}: {error}"
         raise TemplateError(f"the chat template failed on these messages: {reason}") from error
 
 
 def _with_reasoning(message: dict[str, Any]) -> dict[str, Any]:
-    """Reasoning under every name that templates look for."""
+    """Copy the reasoning to every key that templates read."""
     given = (message[name] for name in _REASONING_NAMES if message.get(name) is not None)
     reasoning = next(given, None)
     if reasoning is None:
@@ -104,7 +106,7 @@ def _with_reasoning(message: dict[str, Any]) -> dict[str, Any]:
 
 
 def _plain(value: Any) -> Any:
-    """A copy made of JSON types only: methods of richer objects are unknown to the sandbox."""
+    """A copy made of JSON types only: the sandbox does not know the methods of other objects."""
     if value is None or type(value) in (str, int, float, bool):
         return value
     if isinstance(value, str):
@@ -119,7 +121,7 @@ def _plain(value: Any) -> Any:
         return [_plain(item) for item in value]
     if isinstance(value, tuple):
         return tuple(_plain(item) for item in value)
-    numpy = sys.modules.get("numpy")  # a number of numpy's comes from a program that has imported it
+    numpy = sys.modules.get("numpy")  # a numpy number can only come from a program that imported numpy
     if numpy is not None and isinstance(value, numpy.generic):
         return _plain(value.item())
     if dataclasses.is_dataclass(value) and not isinstance(value, type):

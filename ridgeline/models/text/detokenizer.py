@@ -1,8 +1,9 @@
-"""From token ids back to text: how a vocabulary spells bytes, and text that grows token by token.
+"""From token ids back to text: how a vocabulary encodes bytes, and text that grows token by token.
 
 A token stands for bytes, not for characters: one character may take several tokens. So a stream is decoded as
-bytes through one incremental UTF-8 decoder: constant work per token, nothing decoded twice, and a character
-comes out only when its last byte is there. Used by `Tokenizer` and by whoever streams text to a client.
+bytes with one incremental UTF-8 decoder: constant work per token, nothing is decoded twice, and a character
+is returned only when its last byte has arrived. Used by `Tokenizer` and by code that streams text to a
+client.
 """
 
 from __future__ import annotations
@@ -15,13 +16,13 @@ from typing import Any, Protocol
 
 from ridgeline.models.errors import UnsupportedModel
 
-SPACE_MARK = "▁"  # how SentencePiece vocabularies write a space
+SPACE_MARK = "▁"  # a space in SentencePiece vocabularies
 _BYTE_TOKEN = re.compile(r"<0x([0-9A-Fa-f]{2})>")
 _PER_BYTE = "ridgeline.replace_per_byte"
 
 
 def _replace_per_byte(error: UnicodeError) -> tuple[str, int]:
-    """One U+FFFD for each byte that is part of no character, as SentencePiece does."""
+    """One U+FFFD for each byte that is not part of a character, as SentencePiece does."""
     assert isinstance(error, UnicodeDecodeError)
     return "\ufffd" * (error.end - error.start), error.end
 
@@ -30,7 +31,7 @@ codecs.register_error(_PER_BYTE, _replace_per_byte)
 
 
 def _byte_alphabet() -> dict[str, int]:
-    """The letters byte-level BPE writes bytes with: printable Latin-1 as itself, the rest from U+0100 on."""
+    """The characters that stand for bytes in byte-level BPE: printable Latin-1, then from U+0100 on."""
     printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
     others = [byte for byte in range(256) if byte not in set(printable)]
     return {chr(byte): byte for byte in printable} | {chr(0x100 + n): byte for n, byte in enumerate(others)}
@@ -41,10 +42,10 @@ _BYTE_OF_LETTER = _byte_alphabet()
 
 @dataclass(frozen=True, slots=True)
 class TokenSpelling:
-    """How a vocabulary's tokens spell bytes, and what to do with bytes that are no text."""
+    """How a vocabulary's tokens encode bytes, and how invalid bytes are decoded."""
 
     byte_level: bool  # byte-level BPE; else SentencePiece pieces with byte tokens such as <0x0A>
-    leading_spaces: int = 0  # spaces dropped at the very start: the tokenizer put them before the text
+    leading_spaces: int = 0  # spaces dropped at the start of the text, which the tokenizer added
 
     @property
     def errors(self) -> str:
@@ -72,7 +73,7 @@ class TokenSpelling:
 
 
 def spelling_of(decoder: Mapping[str, Any] | None) -> TokenSpelling | None:
-    """Read off the `decoder` of a tokenizer.json; None for one that is not made of bytes (WordPiece, …)."""
+    """From the `decoder` of a tokenizer.json; None for one that does not encode bytes (WordPiece, …)."""
     if decoder is None:
         return None
     steps = decoder["decoders"] if decoder["type"] == "Sequence" else [decoder]
@@ -92,7 +93,7 @@ def spelling_of(decoder: Mapping[str, Any] | None) -> TokenSpelling | None:
 
 
 class SpellsTokens(Protocol):
-    """What a detokenizer asks of a `Tokenizer`."""
+    """The part of a `Tokenizer` that a detokenizer needs."""
 
     spelling: TokenSpelling | None
     special_ids: frozenset[int]
@@ -103,14 +104,14 @@ class SpellsTokens(Protocol):
 
 
 class IncrementalDetokenizer:
-    """One stream of tokens as text. The pieces joined are exactly `tokenizer.decode` of all the ids."""
+    """One stream of tokens as text. The joined pieces are exactly `tokenizer.decode` of all the ids."""
 
     def __init__(self, tokenizer: SpellsTokens, skip_special: bool = True) -> None:
         spelling = tokenizer.spelling
         if spelling is None:
             raise UnsupportedModel(
                 "this tokenizer's decoder cannot be streamed: only byte-level BPE and SentencePiece "
-                "vocabularies can generate text here"
+                "vocabularies can generate text"
             )
         self._token_bytes = tokenizer.token_bytes
         self._whole_text = tokenizer.whole_text
@@ -120,11 +121,11 @@ class IncrementalDetokenizer:
         self._between_characters = True  # no byte waits for the rest of its character
 
     def push(self, token_ids: Iterable[int]) -> str:
-        """The text these tokens complete; what is still half a character waits for the next push."""
+        """The text these tokens complete; an incomplete character waits for the next push."""
         return "".join([self.push_one(token) for token in token_ids])
 
     def push_one(self, token: int) -> str:
-        """`push` of a single token. Most are whole characters after whole characters: known by heart."""
+        """`push` of a single token. Most are whole characters after whole characters: cached."""
         if token in self._skipped:
             return ""
         if self._between_characters and not self._spaces_to_drop:
@@ -136,7 +137,7 @@ class IncrementalDetokenizer:
         return self._trim(text)
 
     def finish(self) -> str:
-        """What is left: bytes that no later token completed, as replacement characters."""
+        """The rest: bytes that no later token completed, as replacement characters."""
         return self._trim(self._decoder.decode(b"", final=True))
 
     def _trim(self, text: str) -> str:

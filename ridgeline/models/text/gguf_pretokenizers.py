@@ -1,7 +1,7 @@
-"""How text is cut into words before BPE merges, by the name a GGUF file gives (`tokenizer.ggml.pre`).
+"""How text is split into words before BPE merges, by the name in a GGUF file (`tokenizer.ggml.pre`).
 
-A wrong cut gives wrong tokens without any error, so a name that is not in the table is refused. The patterns
-are those of the families' own tokenizer.json files.
+A wrong split gives wrong tokens without an error, so an unknown name is rejected. The patterns come from the
+families' own tokenizer.json files.
 """
 
 from __future__ import annotations
@@ -37,13 +37,13 @@ _DEEPSEEK_CODER = (r"[\r\n]", r"\s?\p{L}+", r"\s?\p{P}+", r"[一-龥ࠀ-一가-�
 
 @dataclass(frozen=True, slots=True)
 class PreTokenization:
-    """One family's way: patterns applied one after the other, each within the pieces of the last."""
+    """One family's rules: patterns applied in order, each within the pieces of the previous one."""
 
     patterns: tuple[str, ...] = ()
-    gpt2_words: bool = False  # afterwards, GPT-2's own pattern
-    composed: bool = False  # text is brought to NFC first
-    whole_words_first: bool = False  # a word that is a token is taken as it is, whatever the merges say
-    adds_bos: bool = False  # what the family does where the file does not say
+    gpt2_words: bool = False  # then GPT-2's own pattern
+    composed: bool = False  # text is normalized to NFC first
+    whole_words_first: bool = False  # a word that is a token is used as it is, regardless of the merges
+    adds_bos: bool = False  # the family's default if the file does not say
 
     def normalizer(self) -> normalizers.Normalizer | None:
         return normalizers.NFC() if self.composed else None

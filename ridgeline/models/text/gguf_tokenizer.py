@@ -1,7 +1,7 @@
 """A tokenizer rebuilt from GGUF metadata: byte-level BPE ("gpt2") and SentencePiece BPE ("llama").
 
-GGUF files carry no tokenizer.json, only the vocabulary with its merges or scores. Called by `Tokenizer.load`.
-What the metadata leaves open is never guessed: an unknown pre-tokenizer or model is refused by its name.
+GGUF files have no tokenizer.json, only the vocabulary with its merges or scores. Called by `Tokenizer.load`.
+Nothing is guessed: an unknown pre-tokenizer or model is rejected by name.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from ridgeline.models.text.detokenizer import SPACE_MARK
 from ridgeline.models.text.gguf_pretokenizers import PRE_TOKENIZATIONS, PreTokenization
 from ridgeline.models.text.tokenizer_parts import TokenizerParts
 
-# Deriving merges takes time with the square of a piece's length; the longest published token has 256.
+# Deriving merges takes time quadratic in a piece's length; the longest published token has 256.
 MAX_TOKEN_CHARACTERS = 4096
 
 
@@ -39,7 +39,7 @@ _SPECIAL_TOKEN_IDS = {
     "eos_token": "eos_token_id",
     "unk_token": "unknown_token_id",
     "pad_token": "padding_token_id",
-    "sep_token": "seperator_token_id",  # spelled so in the format
+    "sep_token": "seperator_token_id",  # the format's own spelling
     "mask_token": "mask_token_id",
 }
 
@@ -58,7 +58,7 @@ class _Reader:
         self._tokens = list(self._texts("tokens"))
         self._ids = {token: index for index, token in enumerate(self._tokens)}
         if len(self._ids) != len(self._tokens):
-            raise BrokenModel(f"{source}: the vocabulary names a token twice")
+            raise BrokenModel(f"{source}: the vocabulary contains a token twice")
         longest = max(map(len, self._tokens), default=0)
         if longest > MAX_TOKEN_CHARACTERS:
             raise BrokenModel(f"{source}: the vocabulary has a token of {longest:,} characters")
@@ -89,7 +89,7 @@ class _Reader:
         if name not in PRE_TOKENIZATIONS:
             known = ", ".join(PRE_TOKENIZATIONS)
             raise UnsupportedModel(
-                f"{self._source}: pre-tokenizer {name!r} (tokenizer.ggml.pre) is not known here, and a guess "
+                f"{self._source}: pre-tokenizer {name!r} (tokenizer.ggml.pre) is unknown, and a guess "
                 f"would give wrong tokens; known: {known}. Use the model's original directory instead"
             )
         return PRE_TOKENIZATIONS[name]
@@ -105,7 +105,7 @@ class _Reader:
         return backend
 
     def _merge_pairs(self, merges: Iterable[str]) -> list[tuple[str, str]]:
-        """Made of the vocabulary's own strings: new ones would be half of the memory that loading takes."""
+        """Reuses the vocabulary's own strings: new ones would be half of the memory that loading takes."""
         own = {token: token for token in self._tokens if token}
         pairs = []
         for merge in merges:
@@ -146,16 +146,16 @@ class _Reader:
         return backend
 
     def _score_merges(self) -> Iterator[tuple[str, str]]:
-        """Every way to make a piece of two others, best score first: the order SentencePiece merges in.
+        """Every split of a piece into two others, best score first: the order in which SentencePiece merges.
 
-        Control, byte and user-defined tokens take no part: text never merges into them.
+        Control, byte and user-defined tokens are excluded: text never merges into them.
         """
         scores = self._values.numbers("scores")
         if scores is None:
             raise self._lacks("scores")
         if len(scores) != len(self._tokens):
             raise BrokenModel(f"{self._source}: {len(scores)} scores for {len(self._tokens)} tokens")
-        # By themselves, to pair the vocabulary's own strings and not the slices that find them.
+        # A separate dictionary, to pair the vocabulary's own strings and not the slices that find them.
         pieces = {piece: piece for piece in self._of_types(TokenType.NORMAL, TokenType.UNUSED)}
         worst_last = [inf if isnan(score) else -score for score in scores]
         for index in sorted(range(len(scores)), key=worst_last.__getitem__):
@@ -173,7 +173,9 @@ class _Reader:
         try:
             return tokenizers.Tokenizer(BPE(vocab=self._ids, merges=merges, **options))
         except Exception as error:  # the library raises bare Exceptions
-            raise BrokenModel(f"{self._source}: the vocabulary and its merges do not fit: {error}") from error
+            raise BrokenModel(
+                f"{self._source}: the vocabulary and its merges do not match: {error}"
+            ) from error
 
     def _add_marked_tokens(self, backend: tokenizers.Tokenizer) -> None:
         """Tokens that are matched whole in the text, before any merging."""
@@ -223,4 +225,4 @@ class _Reader:
         return texts
 
     def _lacks(self, key: str) -> BrokenModel:
-        return BrokenModel(f"{self._source}: has no tokenizer.ggml.{key}, so it cannot be tokenized for")
+        return BrokenModel(f"{self._source}: has no tokenizer.ggml.{key}, so text cannot be tokenized")

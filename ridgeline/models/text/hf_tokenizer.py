@@ -1,7 +1,7 @@
-"""A tokenizer read from a Hugging Face directory: tokenizer.json and the small JSON files beside it.
+"""A tokenizer read from a Hugging Face directory: tokenizer.json and the small JSON files next to it.
 
-tokenizer.json is taken as it stands, also in whether it adds BOS and EOS; tokenizer_config.json gives what
-`transformers` takes from it then: special tokens and the chat template. Called by `Tokenizer.load`.
+tokenizer.json is used unchanged, including whether it adds BOS and EOS; tokenizer_config.json provides what
+`transformers` takes from it: special tokens and the chat template. Called by `Tokenizer.load`.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ def read_hf_tokenizer(directory: Path) -> TokenizerParts:
         _add_configured_tokens(backend, config, special_tokens)
     except (AttributeError, KeyError, TypeError, ValueError) as error:
         raise BrokenModel(
-            f"{directory / 'tokenizer_config.json'}: its added tokens are not as they should be: {error!r}"
+            f"{directory / 'tokenizer_config.json'}: its added tokens are invalid: {error!r}"
         ) from error
     return TokenizerParts(
         backend=backend,
@@ -45,13 +45,13 @@ def _read_backend(path: Path) -> tokenizers.Tokenizer:
         backend = tokenizers.Tokenizer.from_file(str(path))
     except Exception as error:  # the library raises bare Exceptions
         raise BrokenModel(f"{path}: is not a tokenizer: {error}") from error
-    backend.no_truncation()  # a prompt is never cut silently
+    backend.no_truncation()  # a prompt is never truncated silently
     backend.no_padding()
     return backend
 
 
 def _special_tokens(config: dict[str, Any]) -> dict[str, str]:
-    """bos_token, eos_token and the like, with the extra ones some models name (image_token, …)."""
+    """bos_token, eos_token and the like, and the extra ones of some models (image_token, …)."""
     extra = config.get("extra_special_tokens")
     named = {**config, **(extra if isinstance(extra, dict) else {})}
     texts = {name: token_text(value) for name, value in named.items() if name.endswith("_token")}
@@ -61,7 +61,7 @@ def _special_tokens(config: dict[str, Any]) -> dict[str, str]:
 def _add_configured_tokens(
     backend: tokenizers.Tokenizer, config: dict[str, Any], special_tokens: dict[str, str]
 ) -> None:
-    """Tokens the configuration declares and tokenizer.json lacks, and special ones it does not mark so."""
+    """Add tokens that the configuration declares and tokenizer.json lacks, and mark special ones."""
     declared = {int(index): token for index, token in config.get("added_tokens_decoder", {}).items()}
     known = {token.content: token.special for token in backend.get_added_tokens_decoder().values()}
     missing = [AddedToken(**token) for _, token in sorted(declared.items()) if token["content"] not in known]
@@ -74,7 +74,7 @@ def _add_configured_tokens(
 
 
 def _chat_template(directory: Path, config: dict[str, Any]) -> str | dict[str, str] | None:
-    """Template files win over the configuration; several templates come as a table by name."""
+    """Template files take precedence over the configuration; several templates are a table by name."""
     files = {path.stem: path for path in sorted((directory / "additional_chat_templates").glob("*.jinja"))}
     if (directory / "chat_template.jinja").is_file():
         files["default"] = directory / "chat_template.jinja"

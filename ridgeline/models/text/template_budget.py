@@ -1,7 +1,7 @@
-"""What one render of a chat template may cost, and how large a value would become before it is made.
+"""The cost limits of one render of a chat template, and the size of a value before it is created.
 
-Every loop turn, call, filter and emitted character is charged to the render's budget by `template_sandbox`.
-Sizes are counted in characters; an element of a list or a table counts as eight.
+Every loop iteration, call, filter and emitted character is charged to the render's budget by
+`template_sandbox`. Sizes are counted in characters; an element of a list or a table counts as eight.
 """
 
 from __future__ import annotations
@@ -15,10 +15,10 @@ from typing import Any
 
 from jinja2.utils import Namespace
 
-MAX_STEPS = 500_000  # loop turns, calls and filters in one render: a few seconds at most
-MAX_CHARS = 32_000_000  # characters emitted in one render, and the size of any one value, written out
-MAX_BUILT = 512_000_000  # size of all values made in one render, whether they are still held or not
-MAX_READ = 1_000_000_000  # size of all values handed to calls, filters and comparisons
+MAX_STEPS = 500_000  # loop iterations, calls and filters in one render: a few seconds at most
+MAX_CHARS = 32_000_000  # characters emitted in one render, and the size of any one value when written out
+MAX_BUILT = 512_000_000  # size of all values created in one render, even if they are gone again
+MAX_READ = 1_000_000_000  # size of all values passed to calls, filters and comparisons
 MAX_INTEGER_BITS = 4096
 ITEM_CHARS = 8
 
@@ -27,11 +27,11 @@ _WIDTH_ARGUMENT = re.compile(r"%[^%]*\*|\{[^{}]*\{")
 
 
 class BudgetExceeded(Exception):
-    """The render went over a bound; the message says which."""
+    """The render exceeded a limit; the message says which."""
 
 
 class Budget:
-    """One render's. `inputs` are the sizes of the containers it was given, by identity."""
+    """One render's budget. `inputs`: the sizes of the containers passed to it, by identity."""
 
     def __init__(self) -> None:
         self.steps = self.chars = self.built = self.read = 0
@@ -43,7 +43,7 @@ class Budget:
         self.built += built
         self.read += read
         if self.steps > MAX_STEPS:
-            raise BudgetExceeded(f"it took more than {MAX_STEPS:,} loop turns, calls and filters")
+            raise BudgetExceeded(f"it took more than {MAX_STEPS:,} loop iterations, calls and filters")
         if self.chars > MAX_CHARS:
             raise BudgetExceeded(f"it wrote more than {MAX_CHARS:,} characters")
         if self.built > MAX_BUILT or self.read > MAX_READ:
@@ -55,7 +55,7 @@ _budget: ContextVar[Budget] = ContextVar("template_budget")
 
 @contextmanager
 def render_budget(data: Mapping[str, Any]) -> Iterator[None]:
-    """A fresh budget for a render of `data`; every template of the sandbox must run within one."""
+    """A new budget for a render of `data`; every template of the sandbox must run within one."""
     budget = Budget()
     written_size(data, budget.inputs)
     token = _budget.set(budget)
@@ -70,17 +70,17 @@ def charge(steps: int = 0, chars: int = 0, built: int = 0, read: int = 0) -> Non
 
 
 def take(values: Iterable[Any]) -> None:
-    """Charge what an operation is about to read; a value too large to be written out goes nowhere."""
+    """Charge what an operation is about to read; rejects a value too large to be written out."""
     budget = _budget.get()
     for value in values:
         if isinstance(value, str) or id(value) in budget.inputs:
             budget.charge(read=own_size(value))
-        else:  # visiting every element is slower than reading text
+        else:  # visiting elements is slower than reading text
             budget.charge(read=16 * written_size(value, {}, budget.inputs))
 
 
 def made(value: Any) -> Any:
-    """The value, once it is charged as made."""
+    """The value, after it is charged as created."""
     size = own_size(value)
     refuse_above(size)
     _budget.get().charge(built=size)
@@ -89,25 +89,25 @@ def made(value: Any) -> Any:
 
 def refuse_above(size: int) -> None:
     if size > MAX_CHARS:
-        raise BudgetExceeded(f"it asked for a value longer than {MAX_CHARS:,}")
+        raise BudgetExceeded(f"it tried to create a value longer than {MAX_CHARS:,} characters")
 
 
 def own_size(value: Any) -> int:
-    """What the value itself holds; elements of a container are held by reference."""
+    """The size of the value itself; elements of a container are references."""
     if isinstance(value, str | bytes):
         return len(value)
     return ITEM_CHARS * len(value) if isinstance(value, list | tuple | dict) else 0
 
 
 def written_size(value: Any, known: dict[int, int], inputs: Mapping[int, int] | None = None) -> int:
-    """The size written out: a list that holds another twice has it twice, at any depth.
+    """The size when written out: a list that contains another twice counts it twice, at any depth.
 
-    `known` gets the size of every container on the way, so that each is visited once however often it occurs.
+    `known` collects the size of every container visited, so that each is visited only once.
     """
     if isinstance(value, str | bytes):
         return len(value)
     if isinstance(value, Namespace):
-        value = value._Namespace__attrs  # its text shows what it holds
+        value = value._Namespace__attrs  # its text shows its content
     if not isinstance(value, list | tuple | dict):
         return 1
     size = known.get(id(value)) or (inputs or {}).get(id(value))
@@ -122,7 +122,7 @@ def written_size(value: Any, known: dict[int, int], inputs: Mapping[int, int] | 
 
 
 def grown_size(operation: str, text: str | bytes, arguments: tuple[Any, ...]) -> int:
-    """At least the length of what a text's method or filter makes, where it can multiply its inputs."""
+    """A lower bound of the length of a text method's or filter's result, if it can multiply its inputs."""
     length, texts = len(text), [argument for argument in arguments if isinstance(argument, str | bytes)]
     widest = max([1, *map(len, texts), *(abs(number) for number in arguments if isinstance(number, int))])
     match operation:
@@ -142,7 +142,7 @@ def grown_size(operation: str, text: str | bytes, arguments: tuple[Any, ...]) ->
 
 
 def formatted_size(form: str, arguments: Iterable[Any]) -> int:
-    """At least the length of `form` filled in: any field may hold all arguments, at the greatest width."""
+    """A lower bound of the length of `form` filled in: any field may hold all arguments, at full width."""
     arguments = list(arguments)
     widths = [int(number) for number in _NUMBER.findall(form)]
     if _WIDTH_ARGUMENT.search(form):

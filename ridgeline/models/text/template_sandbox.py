@@ -1,9 +1,9 @@
-"""The Jinja environment chat templates run in: sandboxed, with the functions templates expect, and bounded.
+"""The Jinja environment of chat templates: sandboxed, with the functions that templates expect, and bounded.
 
-A template comes with the model's files, so it is code from strangers. It cannot reach Python's internals
-(Jinja's immutable sandbox), and it cannot hang or fill the server: what it does is charged to a budget per
-render (`template_budget`), and what could make a huge value in one go is refused before it does.
-Used by `chat_template` alone.
+A template comes with the model's files, so it is untrusted code. It cannot reach Python's internals (Jinja's
+immutable sandbox), and it cannot hang the server or fill its memory: its operations are charged to a budget
+per render (`template_budget`), and an operation that could create a huge value is rejected beforehand.
+Used only by `chat_template`.
 """
 
 from __future__ import annotations
@@ -39,9 +39,9 @@ from ridgeline.models.text.template_budget import (
     written_size,
 )
 
-# Names no template can spell, so that only the rewritten tree uses these filters.
+# Names that are not valid in templates, so that only the rewritten tree uses these filters.
 _TURNS, _EMIT, _TAKEN, _MADE = "loop turns", "emitted text", "taken value", "made value"
-# Filters that answer with another value than one made of their inputs, or with their input itself.
+# Filters whose result is not built from their inputs, or is the input itself.
 _FREE_FILTERS = {"default", "d", "length", "count", "safe", "first", "last"}
 _COMPARING_TESTS = {
     *("in", "==", "eq", "equalto", "!=", "ne"),
@@ -75,7 +75,7 @@ class _Metered(NodeTransformer):
         return node
 
     def visit_Getitem(self, node: nodes.Getitem) -> nodes.Expr:
-        """A slice is a copy, made without asking the environment."""
+        """A slice is a copy made without the environment's hooks."""
         self.generic_visit(node)
         return _filtered(node, _MADE) if isinstance(node.arg, nodes.Slice) else node
 
@@ -96,7 +96,7 @@ def _filtered(node: nodes.Expr, name: str) -> nodes.Filter:
     return nodes.Filter(node, name, [], [], None, None, lineno=node.lineno)
 
 
-# pass_context keeps Jinja's optimizer from running these once, at compile time.
+# pass_context prevents Jinja's optimizer from running these once at compile time.
 @jinja2.pass_context
 def _charge_turns(_: Context, items: Iterable[Any]) -> list[Any]:
     turns = list(islice(items, MAX_STEPS + 1))
@@ -124,7 +124,7 @@ def _made_value(_: Context, value: Any) -> Any:
 
 
 def _metered(name: str, function: Any) -> Callable[..., Any]:
-    """A filter or test that charges what it takes and makes, and is refused what would multiply too far."""
+    """A filter or test that charges its inputs and its result, and rejects one that would grow too large."""
     leading = 1 if hasattr(function, "jinja_pass_arg") else 0  # the context, which Jinja passes first
 
     @wraps(function)
@@ -150,14 +150,14 @@ def _metered(name: str, function: Any) -> Callable[..., Any]:
 
 
 class _GenerationTag(Extension):
-    """`{% generation %}` marks what the model said, for training; serving renders its body as it stands."""
+    """`{% generation %}` marks the model's output, for training; serving renders its body unchanged."""
 
-    tags = {"generation"}  # noqa: RUF012 (the base class declares it so)
+    tags = {"generation"}  # noqa: RUF012 (declared this way in the base class)
 
     def parse(self, parser: Parser) -> nodes.Node:
         line = next(parser.stream).lineno
         body = parser.parse_statements(("name:endgeneration",), drop_needle=True)
-        # A call block, so that names set inside stay inside, as where the tag comes from.
+        # A call block keeps names set inside local, as in the original tag.
         return nodes.CallBlock(self.call_method("_body"), [], [], body).set_lineno(line)
 
     def _body(self, caller: Macro) -> str:
@@ -165,7 +165,7 @@ class _GenerationTag(Extension):
 
 
 class _TemplateDict:
-    """`dict(...)` for templates, without the type object and what hangs off it."""
+    """`dict(...)` for templates, without the type object and its attributes."""
 
     def __call__(self, *args: Any, **kwargs: Any) -> dict[Any, Any]:
         return dict(*args, **kwargs)
@@ -175,7 +175,7 @@ class _TemplateDict:
 
 
 class _TemplateNamespace(Namespace):
-    """`namespace(...)` that refuses underscore names, a road to Python's internals."""
+    """`namespace(...)` that rejects underscore names, which could lead to Python's internals."""
 
     def __init__(*args: Any, **kwargs: Any) -> None:  # no named self: `namespace(self=…)` must work
         self, *rest = args
@@ -211,14 +211,14 @@ def _tojson(
     separators: tuple[str, str] | None = None,
     sort_keys: bool = False,
 ) -> str:
-    """Jinja's own filter escapes HTML, which is not what models were trained on."""
+    """Jinja's own filter escapes HTML, which models were not trained on."""
     encoder = json.JSONEncoder(
         ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys
     )
     refuse_above(indent if isinstance(indent, int) else 0)
     if indent is None and separators is None:
         return encoder.encode(value)
-    # Piece by piece: how far these multiply a nested value is seen only while they do.
+    # Piece by piece: only while they run can one see how far they multiply a nested value.
     return "".join([made(piece) for piece in encoder.iterencode(value)])
 
 
@@ -232,7 +232,7 @@ class TemplateEnvironment(ImmutableSandboxedEnvironment):
             trim_blocks=True, lstrip_blocks=True, extensions=[_GenerationTag, "jinja2.ext.loopcontrols"]
         )
         self.filters["tojson"] = _tojson
-        for name in ("urlize", "xmlattr", "pprint"):  # for web pages; of no use in a prompt
+        for name in ("urlize", "xmlattr", "pprint"):  # for web pages; not useful in a prompt
             del self.filters[name]
         self.filters = {name: _metered(name, function) for name, function in self.filters.items()}
         self.tests |= {name: _metered(name, self.tests[name]) for name in _COMPARING_TESTS}
@@ -243,7 +243,7 @@ class TemplateEnvironment(ImmutableSandboxedEnvironment):
             "dict": _TemplateDict(),
             "namespace": _TemplateNamespace,
         }
-        del self.globals["lipsum"]  # filler text of any length, of no use in a prompt
+        del self.globals["lipsum"]  # filler text of any length; not useful in a prompt
 
     def _parse(self, source: str, name: str | None, filename: str | None) -> nodes.Template:
         template: nodes.Template = _Metered().visit(super()._parse(source, name, filename))
@@ -264,7 +264,7 @@ class TemplateEnvironment(ImmutableSandboxedEnvironment):
         return made(super().call(context, obj, *args, **kwargs))
 
     def wrap_str_format(self, value: Any) -> Callable[..., str] | None:
-        """The sandbox swaps in its own `str.format` and `format_map`; they are measured first too."""
+        """The sandbox replaces `str.format` and `format_map`; their result is measured first too."""
         formatted = super().wrap_str_format(value)
         if formatted is None:
             return None
@@ -291,4 +291,4 @@ class TemplateEnvironment(ImmutableSandboxedEnvironment):
 def _refuse_huge_integer(operator: str, left: int, right: int) -> None:
     bits = {"*": left.bit_length() + right.bit_length(), "**": left.bit_length() * max(right, 0)}
     if bits.get(operator, 0) > MAX_INTEGER_BITS:
-        raise BudgetExceeded(f"it asked for a number of more than {MAX_INTEGER_BITS} bits")
+        raise BudgetExceeded(f"it tried to create a number of more than {MAX_INTEGER_BITS} bits")

@@ -1,6 +1,6 @@
 """Text to token ids and back, and messages to token ids, the same for every kind of model file.
 
-Used by the server and the in-process `LLM`; the engine sees ids only. `encode_chat` is the one way from
+Used by the server and the in-process `LLM`; the engine sees ids only. `encode_chat` is the only way from
 messages to ids: the template's text is encoded without adding BOS, so a prompt never starts with two.
 """
 
@@ -25,19 +25,19 @@ from ridgeline.models.text.tokenizer_parts import TokenizerParts
 MAX_ID = 2**32 - 1
 SHORT_CHARACTERS = 4096  # about a millisecond of encoding
 PIECE_CHARACTERS = 16_384
-TOKENS_OF_A_CUT = 16  # more than a text gains by being cut in the middle of a word
+TOKENS_OF_A_CUT = 16  # more than a text gains when it is cut in the middle of a word
 MOST_TOKENS_OF_A_CHARACTER = 4  # its bytes in UTF-8
 
 
 class CutText(NamedTuple):
-    """A text's token ids as far as they were wanted, and how many there are in all."""
+    """A text's token ids up to the limit, and its full number of tokens."""
 
     ids: list[int]
     tokens: int
 
 
 class TextPair(NamedTuple):
-    """Two texts as one: token ids, which text each is of, and whether something was cut."""
+    """Two texts as one: token ids, the text each belongs to, and whether something was cut."""
 
     ids: list[int]
     types: list[int]
@@ -45,13 +45,13 @@ class TextPair(NamedTuple):
 
 
 class Tokenizer:
-    """A model's tokenizer. Immutable after loading, and safe to use from many threads."""
+    """A model's tokenizer. Immutable after loading, and thread-safe."""
 
     def __init__(self, parts: TokenizerParts) -> None:
         self._backend = parts.backend
         self._add_bos, self._add_eos = parts.add_bos, parts.add_eos
-        self._bytes: dict[int, bytes] = {}  # token_bytes, as they are first asked for
-        self._whole_texts: dict[int, str | None] = {}  # whole_text, likewise
+        self._bytes: dict[int, bytes] = {}  # cache of token_bytes
+        self._whole_texts: dict[int, str | None] = {}  # cache of whole_text
         self._literal_backend: tokenizers.Tokenizer | None = None
         self._literal_lock = threading.Lock()
         decoder = self._backend.decoder
@@ -81,14 +81,14 @@ class Tokenizer:
         return cls(read_gguf_tokenizer(file.metadata, str(file.path)))
 
     def encode(self, text: str, add_special: bool = True, allow_special: bool = True) -> list[int]:
-        """`add_special`: BOS and EOS where the model wants them. `allow_special` False: the text of a special
-        token, such as <|im_end|>, is text like any other; for text from people who are not to be trusted.
+        """`add_special`: add BOS and EOS if the model needs them. `allow_special` False: the text of a
+        special token, such as <|im_end|>, is encoded as ordinary text; for untrusted text.
         """
         own_ends = self._add_bos is None  # the backend's post-processor adds BOS and EOS itself
         try:
             ids = _encoded(self._backend, text, add_special and own_ends)
         except (TypeError, UnicodeEncodeError) as error:
-            raise ValueError(f"this is not text that UTF-8 can hold: {_unencodable(text)}") from error
+            raise ValueError(f"the text cannot be encoded as UTF-8: {_unencodable(text)}") from error
         if not allow_special and not self.special_ids.isdisjoint(ids):
             ids = _encoded(self._literal(), text, add_special and own_ends)
         if add_special and self._add_bos and self.bos_id is not None:
@@ -98,10 +98,10 @@ class Tokenizer:
         return ids
 
     def tokens_beyond(self, text: str, limit: int) -> int | None:
-        """About how many tokens the text has, if these are more than `limit`; None if they may be fewer.
+        """About how many tokens the text has, if more than `limit`; None if it may be fewer.
 
-        Encodes a piece at a time and stops beyond the limit: to encode megabytes takes seconds of a core, and
-        to make their ids holds the interpreter's lock. A text of a few thousand characters is not looked at.
+        Encodes a piece at a time and stops beyond the limit: encoding megabytes takes seconds of a core, and
+        creating their ids holds the GIL. A text of a few thousand characters is not checked.
         """
         if len(text) <= max(PIECE_CHARACTERS, limit // MOST_TOKENS_OF_A_CHARACTER):
             return None
@@ -112,22 +112,22 @@ class Tokenizer:
             try:
                 counted += len(self._backend.encode_batch_fast([piece], add_special_tokens=False)[0])
             except (TypeError, UnicodeEncodeError):
-                return None  # `encode` says what is wrong with it
+                return None  # `encode` reports what is wrong with it
             counted -= TOKENS_OF_A_CUT
             if counted > limit:
                 return counted * len(text) // end
         return None
 
     def encode_all(self, texts: Sequence[str], longest: int | None = None) -> list[list[int]]:
-        """Texts with their special tokens, all at once; cut to `longest`. For encoders."""
+        """Encode texts with their special tokens, as one batch, cut to `longest`. For encoders."""
         return [each.ids for each in self.encode_cut(texts, MAX_ID if longest is None else longest)]
 
     def encode_cut(self, texts: Sequence[str], longest: int) -> list[CutText]:
         """The same, each with its length before the cut. The text is cut, never a special token.
 
-        Not one text's ids are made that were cut off: of a text of megabytes that alone would take long.
+        Ids beyond the cut are never created: for a text of megabytes that alone would take long.
         """
-        if self._add_bos is not None:  # a GGUF's tokenizer, whose special tokens are added here
+        if self._add_bos is not None:  # a GGUF tokenizer: its special tokens are added here
             whole = [self.encode(text) for text in texts]
             return [CutText(ids[:longest], len(ids)) for ids in whole]
         added = self._backend.num_special_tokens_to_add(False)
@@ -140,7 +140,7 @@ class Tokenizer:
         return cut
 
     def encode_pairs(self, pairs: Sequence[tuple[str, str]], longest: int) -> list[TextPair]:
-        """Two texts as a cross-encoder reads them together; of too long a pair the longer text is cut."""
+        """Two texts in a cross-encoder's format; if a pair is too long, the longer text is cut."""
         room = max(longest - self._backend.num_special_tokens_to_add(True), 0)
         firsts, seconds = (
             self._backend.encode_batch_fast([pair[side] for pair in pairs], add_special_tokens=False)
@@ -164,7 +164,7 @@ class Tokenizer:
         add_generation_prompt: bool = True,
         **template_vars: Any,
     ) -> list[int]:
-        """Messages as the model's prompt. Raises TemplateError where there is no template, or it refuses."""
+        """Messages as the model's prompt. Raises TemplateError if the template is missing or rejects them."""
         text = self.render_chat(messages, tools, add_generation_prompt, **template_vars)
         return self.encode(text, add_special=False)
 
@@ -175,7 +175,7 @@ class Tokenizer:
         add_generation_prompt: bool = True,
         **template_vars: Any,
     ) -> str:
-        """The text that `encode_chat` encodes, to show to people."""
+        """The text that `encode_chat` encodes, for display."""
         if self.chat_template is None:
             raise TemplateError(MISSING_TEMPLATE)
         return self.chat_template.render(
@@ -183,7 +183,7 @@ class Tokenizer:
         )
 
     def decode(self, ids: Sequence[int], skip_special: bool = True) -> str:
-        """The text of these tokens; ids outside the vocabulary stand for nothing."""
+        """The text of these tokens; ids outside the vocabulary are ignored."""
         if self.spelling is None:
             text: str = self._backend.decode(list(ids), skip_special_tokens=skip_special)
             return text
@@ -191,7 +191,7 @@ class Tokenizer:
         return self.spelling.to_text(b"".join([self.token_bytes(i) for i in ids if i not in skipped]))
 
     def token_bytes(self, token_id: int) -> bytes:
-        """The bytes one token stands for; maybe only part of a character."""
+        """The bytes of one token; they may be only part of a character."""
         known = self._bytes.get(token_id)
         if known is not None:
             return known
@@ -203,7 +203,7 @@ class Tokenizer:
         return data
 
     def whole_text(self, token_id: int) -> str | None:
-        """The token's text where its bytes are whole characters; None where they are parts of some."""
+        """The token's text if its bytes are whole characters; None if they are parts of some."""
         try:
             return self._whole_texts[token_id]
         except KeyError:
@@ -212,12 +212,12 @@ class Tokenizer:
             text = self.token_bytes(token_id).decode()
         except UnicodeDecodeError:
             text = None
-        if 0 <= token_id < self.vocab_size:  # other ids are without number
+        if 0 <= token_id < self.vocab_size:  # other ids are unbounded: not cached
             self._whole_texts[token_id] = text
         return text
 
     def token_text(self, token_id: int) -> str:
-        """One token for people to read; bytes that are no character are shown as U+FFFD."""
+        """One token for display; bytes that are not a character are shown as U+FFFD."""
         return self.token_bytes(token_id).decode("utf-8", "replace")
 
     def _id_of(self, name: str) -> int | None:
@@ -226,8 +226,8 @@ class Tokenizer:
         return index
 
     def _literal(self) -> tokenizers.Tokenizer:
-        """A copy that does not recognise special tokens. Made on first need: few texts contain any, and the
-        switch is the whole object's, so flipping it on the shared one would change other threads' encodings.
+        """A copy that does not recognise special tokens. Made on first use: few texts contain any, and the
+        switch applies to the whole object, so changing it on the shared one would affect other threads.
         """
         with self._literal_lock:
             if self._literal_backend is None:
@@ -238,8 +238,8 @@ class Tokenizer:
 
 
 def _encoded(backend: tokenizers.Tokenizer, text: str, add_special: bool) -> list[int]:
-    """The ids. A single text is encoded with the interpreter's lock held, which for a long one would stop all
-    other threads for seconds; a batch, even of one, is encoded without it.
+    """The ids. A single text is encoded with the GIL held, which for a long one would stop all other threads
+    for seconds; a batch, even of one, is encoded without it.
     """
     if len(text) <= SHORT_CHARACTERS:
         ids: list[int] = backend.encode(text, add_special_tokens=add_special).ids

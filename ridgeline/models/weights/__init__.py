@@ -1,1 +1,1 @@
-"""A checkpoint's tensors as a backend computes with them: loaded, converted, packed, cached."""
+"""A checkpoint's tensors in a backend's layout: loaded, converted, packed, cached."""

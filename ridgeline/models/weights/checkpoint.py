@@ -1,7 +1,7 @@
-"""An opened checkpoint, whichever format it is in: its tensors' names, types, shapes and bytes, all checked.
+"""An opened checkpoint of any format: its tensors' names, types, shapes and bytes, all checked.
 
-`weights` (torch) and `packed` (the native library) load through this. Numpy only; nothing here decides what
-the weights become.
+`torch_weights` and `packed` (the native library) load through this. Numpy only; nothing here decides the
+weights' target format.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class TensorSource(Protocol):
     def is_harmless(self, name: str) -> bool: ...
 
     def type_of(self, name: str) -> str:
-        """A type `dequant` reads: F32, BF16, Q4_0, …; any other is refused."""
+        """A type that `dequant` reads: F32, BF16, Q4_0, …; any other is rejected."""
 
     def raw(self, name: str) -> Bytes:
         """The tensor's bytes, as a read-only view of the file."""
@@ -49,7 +49,7 @@ class TensorSource(Protocol):
 
 
 def open_source(path: Path, spec: ModelSpec) -> TensorSource:
-    """The checkpoint at `path`, whichever format it is in. A pickle is refused."""
+    """The checkpoint at `path`, in any supported format. A pickle is rejected."""
     file = weights_file(path)
     if file.suffix in (".safetensors", ".json"):
         return SafetensorsSource(file, spec)
@@ -67,26 +67,26 @@ def checked_names(source: TensorSource, spec: ModelSpec, path: Path) -> dict[Pie
     unexpected = [name for name in shapes if name not in wanted and not source.is_harmless(name)]
     if unexpected:
         raise BrokenModel(
-            f"{path}: {len(unexpected)} tensors have no place in a {spec.family} model as configured: "
-            f"{_some(unexpected)}"
+            f"{path}: {len(unexpected)} tensors do not belong to a {spec.family} model "
+            f"with this configuration: {_some(unexpected)}"
         )
     for piece, name in names.items():
         if shapes[name] != piece.shape:
             raise BrokenModel(
                 f"{source.where(name)}: tensor {name} has shape {list(shapes[name])}, "
-                f"the configuration says {list(piece.shape)}"
+                f"but the configuration says {list(piece.shape)}"
             )
     return names
 
 
 def float_chunks(source: TensorSource, name: str) -> Iterator[tuple[int, Floats]]:
-    """(index of the first element, elements) of a stored tensor, one bounded piece after the other."""
+    """(index of the first element, elements) of a stored tensor, in bounded pieces."""
     return dequantize_chunks(source.raw(name), source.type_of(name))
 
 
 def not_finite(source: TensorSource, name: str, dtype: str) -> BrokenModel:
     return BrokenModel(
-        f"{source.where(name)}: tensor {name} holds values that are not finite in {dtype}: "
+        f"{source.where(name)}: tensor {name} contains values that are not finite in {dtype}: "
         "the file is corrupt, or needs a wider dtype"
     )
 

@@ -1,7 +1,7 @@
 """Stored tensors as float32: GGUF types bit for bit as ggml defines them, and the float types of safetensors.
 
-Vectorised numpy over chunks, so that memory stays bounded whatever the tensor's size. Called by the weight
-loaders; reads bytes only, never files.
+Vectorised numpy over chunks, so that memory stays bounded for any tensor size. Called by the weight loaders;
+reads bytes only, never files.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ def dequantize(raw: Bytes, type_name: str) -> Floats:
 
 
 def dequantize_chunks(raw: Bytes, type_name: str) -> Iterator[tuple[int, Floats]]:
-    """(index of the first element, elements) for one bounded piece of the tensor after the other."""
+    """(index of the first element, elements) of the tensor, in bounded pieces."""
     block_elements, block_bytes = _BLOCK_SIZES[type_name]
     decode = _DECODERS[type_name]
     blocks = raw.reshape(-1, block_bytes)
     step = max(1, CHUNK_ELEMENTS // block_elements)
     for first in range(0, len(blocks), step):
-        # What is not finite is refused by the loader, which knows its name.
+        # The loader rejects values that are not finite, because it knows the tensor's name.
         with np.errstate(invalid="ignore", over="ignore"):
             values = decode(blocks[first : first + step])
         yield first * block_elements, values.reshape(-1)

@@ -1,8 +1,8 @@
-"""GGUF checkpoints as a source of tensors: their names, and what is particular to the format.
+"""GGUF checkpoints as a source of tensors: their names and the format's peculiarities.
 
 GGUF differs from Hugging Face files in three ways: the llama architecture stores q and k for interleaved
-rotation (`row_order` undoes it), Gemma's norms have their 1 added already (a GGUF file's spec adds none),
-and llama3 rope scaling may be a tensor of divisors.
+rotation (`row_order` undoes it), Gemma's norms already include their 1 (a GGUF file's spec adds none), and
+llama3 rope scaling may be a tensor of divisors.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ class GgufSource:
         return self.file.raw(name)
 
     def row_order(self, piece: Piece) -> NDArray[np.intp] | None:
-        """Each rotated head from pairs side by side to all firsts, then all seconds."""
+        """Reorders each rotated head from adjacent pairs to all first elements, then all second ones."""
         if not (self._interleaved and piece.head_rows):
             return None
         rows = np.arange(piece.shape[0]).reshape(-1, piece.head_rows // 2, 2)
@@ -80,5 +80,7 @@ class GgufSource:
             return None
         divisors = dequantize(self.file.raw(_ROPE_DIVISORS), self.type_of(_ROPE_DIVISORS))
         if not (np.isfinite(divisors).all() and (divisors > 0).all()):
-            raise BrokenModel(f"{self.file.path}: tensor {_ROPE_DIVISORS} holds values that are not positive")
+            raise BrokenModel(
+                f"{self.file.path}: tensor {_ROPE_DIVISORS} contains values that are not positive"
+            )
         return divisors

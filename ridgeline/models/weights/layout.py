@@ -1,4 +1,4 @@
-"""What a checkpoint of a model must hold, whatever file it comes from, and where each tensor's rows go.
+"""The tensors that a model's checkpoint must contain, and the target rows of each in the fused matrices.
 
 q, k, v and gate, up are rows of fused matrices. Read by every loader; holds no weights and reads no files.
 """
@@ -14,9 +14,9 @@ from ridgeline.models.spec.model_spec import ModelSpec
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """One tensor of a checkpoint, and the place of its rows in the decoder's tensors.
+    """One tensor of a checkpoint, and the position of its rows in the decoder's tensors.
 
-    role is what the formats translate to their own names: embed, q, k_bias, attn_norm, …
+    role is translated by the formats to their own names: embed, q, k_bias, attn_norm, …
     """
 
     role: str
@@ -32,7 +32,7 @@ class Piece:
 
 
 def pieces(spec: ModelSpec) -> Iterator[Piece]:
-    """Every tensor this model's checkpoint must hold."""
+    """Every tensor that this model's checkpoint must contain."""
     if spec.moe is not None:
         raise UnsupportedModel(f"{spec.name}: mixture-of-experts weights cannot be loaded yet")
     hidden, ffn = spec.hidden_size, spec.ffn_size

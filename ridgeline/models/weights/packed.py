@@ -1,7 +1,8 @@
-"""A checkpoint as packed weights for the native library, kept on disk so that the next start only reads them.
+"""A checkpoint as packed weights for the native library, cached on disk so that the next start only reads
+them.
 
-The engine calls `native_refusal` to choose its backend, `plan_packed` for the size before memory is taken,
-and the plan's `load`. Every tensor is checked before a kernel reads it. Never imports torch.
+The engine calls `native_refusal` to choose its backend, `plan_packed` for the size before memory is
+allocated, and the plan's `load`. Every tensor is checked before a kernel reads it. Never imports torch.
 """
 
 from __future__ import annotations
@@ -43,9 +44,9 @@ _LAYER_NORMS = ("attn_norm", "ffn_norm", "q_norm", "k_norm", "post_attn_norm", "
 def native_refusal(spec: ModelSpec) -> str | None:
     """Why the native library cannot compute this model; None if it can."""
     if spec.moe is not None:
-        return "the native library does not compute mixtures of experts"
+        return "the native library does not support mixture of experts"
     if spec.activation not in _ACTIVATIONS:
-        return f"the native library does not know the activation {spec.activation}"
+        return f"the native library does not support the activation {spec.activation}"
     for width in (spec.hidden_size, spec.ffn_size, spec.num_heads * spec.head_dim):
         if width % GROUP_SIZE and width > MAX_RAGGED_WIDTH:
             return f"the native library needs rows of whole groups of {GROUP_SIZE} weights, not {width}"
@@ -56,12 +57,12 @@ def native_refusal(spec: ModelSpec) -> str | None:
 
 @dataclass(frozen=True, slots=True)
 class PackedDecoder:
-    """Weights as the native library reads them. Holds the memory that they lie in."""
+    """Weights in the native library's layout. Owns their memory."""
 
     spec: ModelSpec
     image: PackedImage
     from_cache: bool
-    notes: tuple[str, ...]  # what was rounded, and why nothing was kept; for people
+    notes: tuple[str, ...]  # what was rounded, and why nothing was cached; for the start-up message
 
     @property
     def nbytes(self) -> int:
@@ -69,13 +70,13 @@ class PackedDecoder:
 
     @property
     def bytes_per_step(self) -> int:
-        """What a decode step reads: all but an embedding that is not also the head."""
+        """The bytes read by a decode step: all except an embedding that is not also the head."""
         skipped = () if self.spec.tied_embeddings else ("embedding",)
         return sum(s.nbytes for s in self.image.header.sections if s.name not in skipped)
 
     @property
     def bytes_by_format(self) -> dict[str, int]:
-        """Bytes of matrices by the name of their format, most first."""
+        """Bytes of matrices by the name of their format, largest first."""
         counted: Counter[str] = Counter()
         for name in self._matrix_names():
             matrix = self.image.matrix(name)
@@ -106,7 +107,7 @@ class PackedDecoder:
         kv_format: KvFormat = KvFormat.BF16,
         deterministic: bool = False,
     ) -> DecoderTable:
-        """The whole decoder, as the library is told of it."""
+        """The whole decoder as the library's table."""
         spec = self.spec
         embedding = self.embedding
         rotations = rope_tables(spec, max_context, self.image.optional_vector(ROPE_DIVISORS))
@@ -156,7 +157,7 @@ class PackedDecoder:
 
 @dataclass(frozen=True, slots=True)
 class PackedPlan:
-    """Packed weights before they are in memory: found on disk, or known to the byte and yet to be packed."""
+    """Packed weights before they are in memory: found on disk, or of known size and yet to be packed."""
 
     nbytes: int
     from_cache: bool
@@ -174,26 +175,26 @@ def load_packed(
     """Read a checkpoint: a directory in Hugging Face layout, a .safetensors file or a .gguf file.
 
     weights:  one of POLICIES
-    progress: is called with (weights packed, weights in all) as packing goes on
+    progress: called with (weights packed, total weights)
     keep:     use and fill the cache on disk
     """
     return plan_packed(path, spec, weights, keep=keep).load(progress)
 
 
 def plan_packed(path: Path, spec: ModelSpec, weights: str = "auto", *, keep: bool = True) -> PackedPlan:
-    """All of `load_packed` that takes no memory."""
+    """The part of `load_packed` that allocates no memory."""
     if weights not in POLICIES:
-        raise ValueError(f"no such weights: {weights!r}; known are {', '.join(POLICIES)}")
+        raise ValueError(f"unknown weights setting {weights!r}; use one of {', '.join(POLICIES)}")
     key: packed_cache.Key = {}
     if keep:
-        with contextlib.suppress(OSError):  # a file that cannot be read is named when it is opened below
+        with contextlib.suppress(OSError):  # a file that cannot be read is reported when it is opened below
             key = packed_cache.source_key(path, spec, weights)
     header = packed_cache.find_entry(key) if key else None
     if header is not None and _fits(header, spec):
         return PackedPlan(
             header.weights_bytes, True, lambda progress: _kept_or_packed(path, spec, weights, key, progress)
         )
-    from ridgeline.models.weights.packed_writer import Packing  # not needed, and not imported, by most starts
+    from ridgeline.models.weights.packed_writer import Packing  # most starts do not need it
 
     packing = Packing(path, spec, weights, key)
 
@@ -207,7 +208,7 @@ def plan_packed(path: Path, spec: ModelSpec, weights: str = "auto", *, keep: boo
 def _kept_or_packed(
     path: Path, spec: ModelSpec, weights: str, key: packed_cache.Key, progress: Progress | None
 ) -> PackedDecoder:
-    """What the plan found on disk; packed anew if it is gone, or broken, since."""
+    """The cached weights; packed again if the cache entry is gone or damaged."""
     image = packed_cache.load_entry(key)
     if image is None:
         from ridgeline.models.weights.packed_writer import Packing
@@ -220,7 +221,7 @@ def _kept_or_packed(
 
 
 def _fits(header: Header, spec: ModelSpec) -> bool:
-    """Whether an entry holds the matrices and vectors of this model, in its shapes."""
+    """Whether an entry has the matrices and vectors of this model, with its shapes."""
     expected = {fused.name: (fused.n, fused.k) for fused in fused_tensors(spec)}
     found = {section.name: (section.n, section.k) for section in header.sections}
     found.pop(ROPE_DIVISORS, None)

@@ -1,8 +1,8 @@
-"""Where packed weights are kept between starts: a file per model, weights setting and state of the source.
+"""The cache of packed weights between starts: a file per model, weights setting and state of the source.
 
-An entry is used only if its source files have the same size, time and ends as when it was packed. Whenever
-one is kept, entries of an older state or of a model that is gone are removed, and the least recently used
-where all take more than MAX_CACHE_BYTES. Whatever goes wrong here costs the next start time, nothing else.
+An entry is used only if its source files have the same size, time and ends as when it was packed. When an
+entry is stored, outdated entries and those of deleted models are removed, then the least recently used ones
+if the cache exceeds MAX_CACHE_BYTES. An error here only makes the next start slower.
 """
 
 from __future__ import annotations
@@ -31,13 +31,13 @@ from ridgeline.ops.cpu.library import Format, pack_float
 
 _Found = TypeVar("_Found")
 
-PACKED_VERSION = 1  # raised with every change to what is packed how, so that older entries are packed anew
+PACKED_VERSION = 1  # raised with every change to the packing, so that older entries are packed again
 MAX_CACHE_BYTES = 64 << 30
-LEFT_FREE_BYTES = 1 << 30  # of the disk: a cache must not be what fills it
-MIN_ENTRY_BYTES = 8 << 20  # what is smaller is packed in a moment
+LEFT_FREE_BYTES = 1 << 30  # of the disk: the cache must not fill it
+MIN_ENTRY_BYTES = 8 << 20  # smaller ones are packed quickly
 SUFFIX = ".packed"
 _SAMPLE_BYTES = 64 << 10
-_ABANDONED_S = 3600.0  # a temporary file this old has no writer any more
+_ABANDONED_S = 3600.0  # a temporary file this old no longer has a writer
 
 Key = dict[str, Any]
 
@@ -47,7 +47,7 @@ def packed_dir() -> Path:
 
 
 def source_key(path: Path, spec: ModelSpec, weights: str) -> Key:
-    """All that packed weights depend on. OSError if a source file cannot be read."""
+    """Everything that packed weights depend on. OSError if a source file cannot be read."""
     file = weights_file(path)
     files = [file] if file.suffix != ".json" else [file, *shard_paths(file)]
     config = file.with_name("config.json")
@@ -65,7 +65,7 @@ def source_key(path: Path, spec: ModelSpec, weights: str) -> Key:
 
 
 def entry_path(key: Key) -> Path:
-    """The file of this key: named after the model, the weights and the place first, to find older states."""
+    """The file of this key. Its name starts with model, weights and path, to find older states."""
     first = Path(key["files"][0]["path"])
     model = re.sub(r"[^\w.-]", "_", first.stem if first.suffix == ".gguf" else first.parent.name)[:80]
     place = hashlib.sha256(str(first).encode()).hexdigest()[:8]
@@ -78,18 +78,18 @@ def find_entry(key: Key) -> Header | None:
     def read(path: Path) -> Header:
         header, _ = read_header(path)
         if header.key != key:
-            raise DamagedFile("it was made from something else")
+            raise DamagedFile("it was made from another source")
         return header
 
     return _read_or_remove(entry_path(key), read)
 
 
 def load_entry(key: Key) -> PackedImage | None:
-    """The whole entry, in memory; None as for `find_entry`. MemoryError if there is too little of it."""
+    """The whole entry, in memory; None as for `find_entry`. MemoryError if memory is insufficient."""
     path = entry_path(key)
     image = _read_or_remove(path, read_image) if find_entry(key) else None
     if image is not None:
-        with contextlib.suppress(OSError):  # a cache that is only readable serves as well
+        with contextlib.suppress(OSError):  # a read-only cache works too
             os.utime(path)
     return image
 
@@ -101,13 +101,13 @@ def _read_or_remove(path: Path, read: Callable[[Path], _Found]) -> _Found | None
         with contextlib.suppress(OSError):
             path.unlink()
     except OSError:
-        pass  # it is not there, or not for us
+        pass  # missing, or not readable
     return None
 
 
 def temporary_path(key: Key, size: int) -> Path:
-    """Where an entry of this size is written before it is complete. Its directory is made; OSError if that
-    cannot be, or if the disk has too little room."""
+    """The temporary path of an entry of this size. Creates its directory; OSError if that fails, or if the
+    disk has too little space."""
     path = entry_path(key)
     path.parent.mkdir(parents=True, exist_ok=True)
     if shutil.disk_usage(path.parent).free < size + LEFT_FREE_BYTES:
@@ -116,7 +116,7 @@ def temporary_path(key: Key, size: int) -> Path:
 
 
 def keep_entry(key: Key, temporary: Path) -> None:
-    """Give a complete, synced file its name, and make room."""
+    """Rename a complete, synced file to its final name, and make room."""
     path = entry_path(key)
     temporary.replace(path)
     _sync_directory(path.parent)
@@ -127,7 +127,7 @@ def keep_entry(key: Key, temporary: Path) -> None:
 
 
 def _fingerprint(file: Path) -> Key:
-    """A file's place, size, time and ends: enough to notice a change, without reading all of it."""
+    """A file's path, size, time and ends: enough to notice a change without reading all of it."""
     file = file.resolve()
     with file.open("rb") as content:
         stat = os.fstat(content.fileno())
@@ -144,8 +144,8 @@ def _fingerprint(file: Path) -> Key:
 
 @cache
 def _layout_fingerprint() -> str:
-    """What the library packs a small matrix to, in every format: a library that packs otherwise uses no old
-    entry, even if nobody raised a version."""
+    """The packed bytes of a small matrix in every format: a library that packs differently uses no old entry,
+    even if its version was not raised."""
     sample = np.sin(np.arange(20 * 80, dtype=np.float32)).reshape(20, 80)
     digest = hashlib.sha256()
     for format in Format:
@@ -158,7 +158,7 @@ def _hash(key: Key) -> str:
 
 
 def _remove_outdated(kept: Path) -> None:
-    """Entries of the same model in another state, of models that are gone, and what is no entry at all."""
+    """Remove outdated entries of the same model, entries of deleted models, and other files."""
     model_and_place = kept.name.removesuffix(SUFFIX).rpartition(".")[0]
     for path in kept.parent.glob("*" + SUFFIX):
         if path != kept and (path.name.startswith(model_and_place + ".") or not _has_source(path)):

@@ -1,9 +1,9 @@
-"""The file packed weights are kept in: a checked header, then matrices and vectors as kernels read them.
+"""The file of packed weights: a checked header, then matrices and vectors in the kernels' layout.
 
-`packed_cache` decides where such files lie and when they are stale; `packed` fills them. The payload is read
-into huge pages: a mapping of the file has small ones, which cost decoding up to a fifth of its speed and a
-start more than the reading. A header that is damaged, or does not fit the file, is refused; the payload's own
-bytes are trusted once the file was completed.
+`packed_cache` decides the location of such files and when they are stale; `packed_writer` fills them. The
+payload is read into huge pages: a mapping of the file has small ones, which cost decoding up to a fifth of
+its speed and a start more than the reading. A header that is damaged, or does not match the file, is
+rejected; the payload's own bytes are trusted once the file was completed.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class Section:
     """A matrix or a vector in the payload."""
 
     name: str
-    format: str  # of Format, or "vector": float32
+    format: str  # a Format, or "vector": float32
     n: int
     k: int
     offset: int
@@ -50,7 +50,7 @@ class Section:
 
 @dataclass(frozen=True, slots=True)
 class Header:
-    """All that is known of a file before its payload is touched."""
+    """The metadata of a file, known before its payload is read."""
 
     key: dict[str, Any]  # what it was made from, see packed_cache
     sections: tuple[Section, ...]
@@ -66,7 +66,7 @@ class Header:
         return sum(section.nbytes for section in self.sections)
 
     def encoded(self) -> bytes:
-        """The file's beginning, up to the payload."""
+        """The file's start, up to the payload."""
         text = json.dumps(asdict(self), separators=(",", ":")).encode()
         head = MAGIC + len(text).to_bytes(8, "little") + hashlib.sha256(text).digest() + text
         return head.ljust(_round_up(len(head), PAGE_BYTES), b"\0")
@@ -75,7 +75,7 @@ class Header:
 def lay_out(
     matrices: Sequence[tuple[str, Format, int, int]], vectors: Sequence[tuple[str, int]]
 ) -> list[Section]:
-    """Sections for matrices (name, format, n, k), each on pages of its own, and vectors (name, length)."""
+    """Sections for matrices (name, format, n, k), each on separate pages, and vectors (name, length)."""
     sections, end = [], 0
     for name, format, n, k in matrices:
         sections.append(Section(name, format.name, n, k, _round_up(end, PAGE_BYTES)))
@@ -87,7 +87,7 @@ def lay_out(
 
 
 class PackedImage:
-    """A header and its payload in memory, kept alive by whatever it hands out."""
+    """A header and its payload in memory, kept alive by the views it returns."""
 
     def __init__(self, header: Header, payload: Bytes) -> None:
         self.header = header
@@ -98,7 +98,7 @@ class PackedImage:
         return name in self._sections
 
     def matrix(self, name: str) -> PackedMatrix:
-        """With its bias, where it has one."""
+        """A matrix with its bias, if it has one."""
         section = self._sections[name]
         bias = f"{name}_bias"
         return PackedMatrix(
@@ -120,25 +120,25 @@ class PackedImage:
 
 
 def read_header(path: Path) -> tuple[Header, int]:
-    """The header of a complete file, and where the payload begins. DamagedFile; OSError if there is none."""
+    """The header of a complete file, and the payload's offset. Raises DamagedFile, or OSError."""
     with path.open("rb") as file:
         prefix = file.read(_PREFIX_BYTES)
         size = os.fstat(file.fileno()).st_size
         length = int.from_bytes(prefix[8:16], "little")
         if len(prefix) < _PREFIX_BYTES or prefix[:8] != MAGIC or length > size:
-            raise DamagedFile("it does not begin as such a file does")
+            raise DamagedFile("it is not a file of packed weights")
         text = file.read(length)
     if hashlib.sha256(text).digest() != prefix[16:]:
         raise DamagedFile("its header is damaged")
     header = _decoded(text)
     start = _round_up(_PREFIX_BYTES + length, PAGE_BYTES)
     if size != start + header.payload_bytes:
-        raise DamagedFile(f"it has {size} bytes, {start + header.payload_bytes} are expected")
+        raise DamagedFile(f"it has {size} bytes, but {start + header.payload_bytes} are expected")
     return header, start
 
 
 def read_image(path: Path) -> PackedImage:
-    """The whole file, in memory. DamagedFile, or OSError if it is not there."""
+    """The whole file, in memory. Raises DamagedFile, or OSError if it is missing."""
     header, start = read_header(path)
     payload = huge_memory(header.payload_bytes)
     with path.open("rb", buffering=0) as file:
@@ -153,20 +153,20 @@ def read_image(path: Path) -> PackedImage:
 
 
 def huge_memory(size: int) -> Bytes:
-    """Zeroed bytes, in huge pages where the system has them; every matrix is read once for each token."""
+    """Zeroed bytes, in huge pages where available; every matrix is read once for each token."""
     try:
         # Private: shared memory, which is the default here, has huge pages on few systems.
         memory = mmap.mmap(-1, max(size, 1), flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     except OSError as error:
-        raise MemoryError(f"no memory for {size / 1e9:.2f} GB of packed weights") from error
+        raise MemoryError(f"cannot allocate {size / 1e9:.2f} GB for packed weights") from error
     if hasattr(mmap, "MADV_HUGEPAGE"):
-        with contextlib.suppress(OSError):  # a kernel without them
+        with contextlib.suppress(OSError):  # a kernel without huge pages
             memory.madvise(mmap.MADV_HUGEPAGE)
     return np.frombuffer(memory, np.uint8, size)
 
 
 class MemoryTarget:
-    """A payload in memory, for machines that cannot keep it on disk."""
+    """A payload in memory, for machines that cannot store it on disk."""
 
     def __init__(self, header: Header) -> None:
         self._header = header
@@ -180,7 +180,7 @@ class MemoryTarget:
 
 
 class FileTarget:
-    """A payload on its way to disk. By write(), not through a mapping: a full disk is then an error, not a
+    """A payload being written to disk. By write(), not through a mapping: a full disk is then an error, not a
     signal, and the page cache takes the data in large pieces."""
 
     def __init__(self, path: Path, header: Header) -> None:
@@ -215,10 +215,10 @@ def _decoded(text: bytes) -> Header:
         sections = tuple(Section(**section) for section in content["sections"])
         header = Header(content["key"], sections, tuple(content["notes"]))
         if any(s.offset < 0 or s.offset % _VECTOR_ALIGNMENT or s.n < 1 for s in sections):
-            raise DamagedFile("its header places matrices where none can be")
-        header.payload_bytes  # noqa: B018 (every section's size is computed, or refused)
+            raise DamagedFile("its header has invalid matrix offsets")
+        header.payload_bytes  # noqa: B018 (computes every section's size, or raises)
     except (ValueError, TypeError, KeyError, NativeError) as error:
-        raise DamagedFile(f"its header is not understood: {error}") from error
+        raise DamagedFile(f"its header is invalid: {error}") from error
     return header
 
 

@@ -1,8 +1,8 @@
-"""Which packed format a matrix gets: by what the user asked for, and by the types its tensors are stored in.
+"""Chooses the packed format of a matrix, from the user's setting and the types of its stored tensors.
 
-"auto" keeps what the file stores, in the smallest format that holds all of a matrix's tensors without loss.
+"auto" keeps the stored precision, in the smallest format that holds all of a matrix's tensors without loss.
 K-quants with scales per 16 weights have no such format and become 8-bit groups of 32, whose rounding is a
-small part of their own. Called by `packing`; knows no files and no bytes.
+small part of their own. Called by `packing`; does not read files or bytes.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ FORMAT_NAMES = {
 
 _SMALLEST_FIRST = (Format.Q4_H, Format.Q4_HM, Format.Q4_FM, Format.Q8_H, Format.Q8_FM)
 
-# Without loss: stored type → format → the GGUF type whose blocks the library packs into it. Where that is
+# Without loss: stored type → format → the GGUF type whose blocks the library packs into it. If that is
 # another type, `reblock` rewrites the blocks.
 LOSSLESS: dict[str, dict[Format, str]] = {
     "Q4_0": {Format.Q4_H: "Q4_0", Format.Q8_H: "Q8_0", Format.Q8_FM: "Q5_0"},
@@ -37,7 +37,7 @@ LOSSLESS: dict[str, dict[Format, str]] = {
     "Q5_K": {Format.Q8_FM: "Q5_K"},
     "Q8_0": {Format.Q8_H: "Q8_0"},
 }
-# With a rounding finer than the type's own, or (Q8_0 beside types with minima) for want of a better one.
+# With a rounding finer than the type's own, or (Q8_0 next to types with minima) as the best available.
 _NEARLY: dict[str, tuple[Format, ...]] = {
     "Q6_K": (Format.Q8_H, Format.Q8_FM),
     "Q3_K": (Format.Q8_H, Format.Q8_FM),
@@ -51,7 +51,7 @@ _EXACT_FLOATS: dict[Format, tuple[str, ...]] = {
 
 
 def choose_format(policy: str, stored: Collection[str], *, outermost: bool) -> Format:
-    """The format of a matrix made of tensors of the `stored` types.
+    """The format of a matrix made of tensors with the `stored` types.
 
     outermost: the embedding and the LM head, which keep 8 bits and group scales where layers have less.
     """
@@ -66,9 +66,9 @@ def choose_format(policy: str, stored: Collection[str], *, outermost: bool) -> F
     if policy == "int8-channel":
         return Format.Q8_C
     if policy == "int4":
-        kept = _kept(stored)  # four bits already: quantizing them again could only lose
+        kept = _kept(stored)  # four bits already: quantizing again could only lose precision
         return kept if kept in (Format.Q4_H, Format.Q4_FM) else Format.Q4_HM
-    raise ValueError(f"no such weights: {policy!r}; known are {', '.join(POLICIES)}")
+    raise ValueError(f"unknown weights setting {policy!r}; use one of {', '.join(POLICIES)}")
 
 
 def is_lossless(stored: str, format: Format) -> bool:

@@ -1,7 +1,7 @@
-"""What a packed decoder consists of: its matrices and vectors, and which rows of which tensors each holds.
+"""The structure of a packed decoder: its matrices and vectors, and the tensor rows that each contains.
 
 Follows from the spec alone. q, k and v are one matrix; gate and up are one whose panels of 16 rows alternate,
-so that the kernel that multiplies them meets both halves of a product side by side. Reads no files.
+so that the kernel that multiplies them finds both halves of a product next to each other. Reads no files.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from ridgeline.models.weights.layout import Piece, pieces
 
 PANEL_ROWS = 16
 PADDING = -1
-ROPE_DIVISORS = "rope_divisors"  # the vector that is no tensor of a layer: GGUF's own form of a rope scaling
+ROPE_DIVISORS = "rope_divisors"  # the only vector that is not a layer's tensor: GGUF's form of a rope scaling
 
 Rows = NDArray[np.intp]
 
@@ -54,9 +54,9 @@ class Fused:
         return self.parts[0].shape[1] if self.is_matrix else 0
 
     def rows(self, orders: Sequence[Rows | None]) -> Rows:
-        """[n] indices into all parts' stored rows, one part after the other; PADDING where there is none.
+        """[n] indices into the stored rows of all parts, concatenated; PADDING where there is none.
 
-        orders: for each part, row r of the piece is row order[r] of the stored tensor; None: as it is.
+        orders: for each part, row r of the piece is row order[r] of the stored tensor; None: in order.
         """
         indices, first = [], 0
         for piece, order in zip(self.parts, orders, strict=True):
@@ -67,7 +67,7 @@ class Fused:
 
 
 def fused_tensors(spec: ModelSpec) -> Iterator[Fused]:
-    """Every matrix and vector, in the order they are stored: as a step reads them."""
+    """Every matrix and vector, in storage order, which is the order in which a step reads them."""
     groups: dict[tuple[int | None, str], list[Piece]] = {}
     for piece in pieces(spec):
         groups.setdefault((piece.layer, piece.field), []).append(piece)

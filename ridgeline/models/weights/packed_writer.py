@@ -1,7 +1,7 @@
-"""Packs a checkpoint into a file of the cache, or into memory where no file can be kept.
+"""Packs a checkpoint into a cache file, or into memory if no file can be stored.
 
 Called by `packed` when the cache has no entry. Chunks of panels are packed on all cores; the file gets its
-name only when it is complete and on the disk.
+name only when it is complete and synced.
 """
 
 from __future__ import annotations
@@ -38,10 +38,10 @@ class _Target(Protocol):
 
 
 class Packing:
-    """One checkpoint on its way into a file, or into memory where no file can be kept."""
+    """The packing of one checkpoint into a file, or into memory if no file can be stored."""
 
     def __init__(self, path: Path, spec: ModelSpec, weights: str, key: packed_cache.Key) -> None:
-        """Opens the checkpoint, checks it and lays it out; a key without content keeps nothing on disk."""
+        """Opens the checkpoint, checks it and plans its layout; an empty key stores nothing on disk."""
         self._spec = spec
         source = open_source(path, spec)
         names = checked_names(source, spec, path)
@@ -55,11 +55,11 @@ class Packing:
         self.header = Header(key, tuple(sections), rounding_notes(self._matrices))
 
     def run(self, progress: Progress | None) -> tuple[PackedImage, tuple[str, ...]]:
-        """The packed weights, and what to tell about them. Once: the checkpoint is let go afterwards."""
+        """The packed weights, and notes about them. Call once: the checkpoint is closed afterwards."""
         try:
             return self._packed(progress)
         finally:
-            self._matrices, self._vectors = [], {}  # with them go the source's mappings
+            self._matrices, self._vectors = [], {}  # this releases the source's mappings
 
     def _packed(self, progress: Progress | None) -> tuple[PackedImage, tuple[str, ...]]:
         notes = self.header.notes
@@ -68,7 +68,7 @@ class Packing:
                 return self._into_file(progress), notes
             except OSError as error:
                 notes += (
-                    f"packed weights are not kept on disk ({error.strerror or error}: "
+                    f"packed weights could not be stored on disk ({error.strerror or error}: "
                     f"{packed_cache.packed_dir()}); the next start packs them again",
                 )
         target = MemoryTarget(self.header)
@@ -90,7 +90,7 @@ class Packing:
             raise
         image = packed_cache.load_entry(self.header.key)
         if image is None:
-            raise OSError("the file just written cannot be read")
+            raise OSError("the file just written could not be read")
         return image
 
     def _fill(self, target: _Target, progress: Progress | None) -> None:
@@ -116,7 +116,7 @@ class Packing:
 def _chunks(
     matrices: Sequence[FusedMatrix], sections: dict[str, Section]
 ) -> Iterator[tuple[FusedMatrix, int, int, int]]:
-    """(matrix, first row, last row, offset of the matrix) of everything there is to pack."""
+    """(matrix, first row, last row, offset of the matrix) of everything to pack."""
     for matrix in matrices:
         for first, last in matrix.chunks():
             yield matrix, first, last, sections[matrix.name].offset

@@ -1,7 +1,7 @@
-"""From a checkpoint's tensors to packed panels: formats chosen, rows gathered, checked and packed.
+"""From a checkpoint's tensors to packed panels: chooses formats, gathers rows, checks and packs them.
 
-Goes a few panels at a time, so that memory stays bounded whatever the matrix's size. Blocks are packed as
-they are wherever the format holds them without loss; everything else goes through floats. Called by `packed`.
+Processes a few panels at a time, so that memory stays bounded for any matrix size. Blocks are packed directly
+if the format holds them without loss; everything else goes through floats. Called by `packed_writer`.
 """
 
 from __future__ import annotations
@@ -45,13 +45,13 @@ _LARGEST = {
 class Part:
     """One stored tensor of a fused one."""
 
-    name: str  # the checkpoint's own
+    name: str  # the checkpoint's name
     type: str
     rows: int
 
 
 class FusedMatrix:
-    """A matrix on its way from the checkpoint to its panels."""
+    """A matrix being packed from the checkpoint into panels."""
 
     def __init__(self, fused: Fused, source: TensorSource, names: dict[Piece, str], policy: str) -> None:
         self.name, self.n, self.k = fused.name, fused.n, fused.k
@@ -67,28 +67,28 @@ class FusedMatrix:
         return library.packed_bytes(self.format, self.n, self.k)
 
     def check(self) -> None:
-        """Refuse scales and values that are not finite, by their tensor's name."""
+        """Reject scales and values that are not finite, naming their tensor."""
         for part in self.parts:
             if part.type in _GGUF_NUMBERS:
                 where = f"{self._source.where(part.name)}: tensor {part.name}"
                 check_scales(self._source.raw(part.name), part.type, where)
 
     def chunks(self) -> Iterator[tuple[int, int]]:
-        """Ranges of rows to pack one by one: whole panels, but for the end of the last."""
+        """Ranges of rows to pack one by one: whole panels, except for the end of the last."""
         step = max(1, CHUNK_WEIGHTS // self.k // PANEL_ROWS) * PANEL_ROWS
         for first in range(0, self.n, step):
             yield first, min(first + step, self.n)
 
     def offset(self, row: int) -> int:
-        """Where the panel that begins with this row begins: panels lie one after the other."""
+        """The offset of the panel that starts with this row: panels are contiguous."""
         return 0 if row == 0 else library.packed_bytes(self.format, row, self.k)
 
     def pack(self, first: int, last: int) -> Bytes:
-        """The panels of rows first … last - 1, where `first` begins a panel."""
+        """The panels of rows first … last - 1, where `first` starts a panel."""
         rows = self._rows[first:last]
         used = [index for index in range(len(self.parts)) if self._inside(rows, index).any()]
         targets = {LOSSLESS.get(self.parts[index].type, {}).get(self.format) for index in used}
-        if len(targets) > 1 and len(rows) > PANEL_ROWS:  # each panel by itself may well need one type only
+        if len(targets) > 1 and len(rows) > PANEL_ROWS:  # a single panel often needs only one type
             middle = first + max(1, len(rows) // 2 // PANEL_ROWS) * PANEL_ROWS
             return np.concatenate([self.pack(first, middle), self.pack(middle, last)])
         target = targets.pop() if len(targets) == 1 else None
@@ -121,7 +121,7 @@ class FusedMatrix:
             raise self._refused(used, error) from error
 
     def _stored(self, rows: Rows, index: int) -> tuple[Bytes, NDArray[np.bool_]]:
-        """[rows, bytes] of those of the rows that are this part's, and which they are."""
+        """[rows, bytes] of the rows that belong to this part, and a mask of them."""
         part, inside = self.parts[index], self._inside(rows, index)
         tensor = self._source.raw(part.name).reshape(part.rows, -1)
         return tensor[rows[inside] - self._starts[index]], inside
@@ -137,7 +137,7 @@ class FusedMatrix:
 
 
 def read_vector(fused: Fused, source: TensorSource, names: dict[Piece, str], offset: float) -> Floats:
-    """A norm with its family's offset added, or a bias in the order of its matrix's rows, padded with 0."""
+    """A norm with its family's offset added, or a bias in its matrix's row order, padded with 0."""
     values = []
     for piece in fused.parts:
         name = names[piece]
@@ -152,7 +152,7 @@ def read_vector(fused: Fused, source: TensorSource, names: dict[Piece, str], off
 
 
 def rounding_notes(matrices: Sequence[FusedMatrix]) -> tuple[str, ...]:
-    """What packing changes, for the person who starts the model: nothing, where every value is kept."""
+    """What packing changes, for the start-up message; empty if every value is exact."""
     rounded: Counter[tuple[str, Format]] = Counter()
     for matrix in matrices:
         for part in matrix.parts:

@@ -1,7 +1,7 @@
 """GGUF blocks rewritten as blocks of a wider type, value for value.
 
-The native library packs each GGUF type into one format; where a fused matrix mixes types, this is how the
-narrower ones join the widest without going through floats. Called by `packing`; numpy only.
+The native library packs each GGUF type into one format; if a fused matrix mixes types, the narrower ones are
+converted to the widest here without going through floats. Called by `packing`; numpy only.
 """
 
 from __future__ import annotations
@@ -44,12 +44,12 @@ def _q4_0_to_q5_0(blocks: Bytes, out: Bytes) -> None:
 
 def _q4_1_to_q5_1(blocks: Bytes, out: Bytes) -> None:
     out[:, :4] = blocks[:, :4]
-    out[:, 8:] = blocks[:, 4:]  # between them the fifth bits, all zero
+    out[:, 8:] = blocks[:, 4:]  # the fifth bits between them are all zero
 
 
 def _q4_k_to_q5_k(blocks: Bytes, out: Bytes) -> None:
     out[:, :16] = blocks[:, :16]
-    out[:, 48:] = blocks[:, 16:]  # between them the fifth bits, all zero
+    out[:, 48:] = blocks[:, 16:]  # the fifth bits between them are all zero
 
 
 def _nibbles(packed: Bytes) -> Bytes:

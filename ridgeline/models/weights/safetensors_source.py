@@ -1,6 +1,6 @@
 """Hugging Face checkpoints in safetensors: one file, or shards listed by an index. Memory-mapped.
 
-Knows the tensor names of the Llama-shaped families and what may be ignored; `safetensors_file` reads the
+Has the tensor names of the Llama-shaped families and the tensors to ignore; `safetensors_file` reads the
 format.
 """
 
@@ -19,10 +19,10 @@ from ridgeline.models.spec.model_spec import ModelSpec
 from ridgeline.models.weights.dequant import Bytes, Floats, dequantize_chunks
 from ridgeline.models.weights.layout import Piece
 
-COMPARED_BYTES = 1 << 22  # at a time
+COMPARED_BYTES = 1 << 22  # bytes compared at a time
 READABLE_DTYPES = ("F64", "F32", "F16", "BF16")
 
-# Text decoders inside a multimodal checkpoint carry one of the longer prefixes.
+# Text decoders inside a multimodal checkpoint have one of the longer prefixes.
 _PREFIXES = ("model.", "language_model.model.", "model.language_model.")
 _HEADS = ("lm_head.weight", "language_model.lm_head.weight")
 _TOP_NAMES = {"embed": "embed_tokens.weight", "final_norm": "norm.weight"}
@@ -46,13 +46,13 @@ _LAYER_NAMES = {
     "up_bias": "mlp.up_proj.bias",
     "down_bias": "mlp.down_proj.bias",
 }
-# With four norms per layer, post_attention_layernorm is what its name says.
+# With four norms per layer, post_attention_layernorm has its literal meaning.
 _FOUR_NORM_NAMES = {
     "post_attn_norm": "post_attention_layernorm.weight",
     "ffn_norm": "pre_feedforward_layernorm.weight",
     "post_ffn_norm": "post_feedforward_layernorm.weight",
 }
-# Rotary frequencies follow from the configuration; the vision half is not computed with.
+# Rotary frequencies follow from the configuration; the vision part is not used.
 _HARMLESS = re.compile(r"rotary_emb\.inv_freq$|^(model\.)?(vision_tower|multi_modal_projector)\.")
 
 
@@ -104,7 +104,7 @@ class SafetensorsSource:
         return self._files[self._places[name]].raw(name)
 
     def place(self, name: str) -> SafetensorsTensor:
-        """Where in `where(name)` the tensor's bytes lie, for a loader that reads the file itself."""
+        """The location of the tensor's bytes in `where(name)`, for a loader that reads the file itself."""
         return self._files[self._places[name]].tensors[name]
 
     def row_order(self, piece: Piece) -> NDArray[np.intp] | None:
@@ -114,21 +114,21 @@ class SafetensorsSource:
         return None
 
     def _check_tied_head(self) -> None:
-        """Some tied checkpoints store the head as well: fine when it is the same, else one of them lies."""
+        """Some tied checkpoints store the head as well: it must be identical to the embedding."""
         embed = f"{self._prefix}embed_tokens.weight"
         if not (self.spec.tied_embeddings and self._head in self._places and embed in self._places):
             return
         if not self._same(self._head, embed):
             raise BrokenModel(
                 f"{self.where(self._head)}: {self._head} differs from {embed}, but config.json says "
-                "they are tied; set tie_word_embeddings to false if the head is its own"
+                "they are tied; set tie_word_embeddings to false if the head is separate"
             )
 
     def _same(self, one: str, other: str) -> bool:
         shapes = self.shapes()
         if shapes[one] != shapes[other]:
             return False
-        if self._same_bytes(one, other):  # as nearly always; and no floats are made of them
+        if self._same_bytes(one, other):  # nearly always; avoids converting to floats
             return True
         first, second = (dequantize_chunks(self.raw(name), self.type_of(name)) for name in (one, other))
         return all(np.array_equal(a, b) for (_, a), (_, b) in zip(first, second, strict=True))

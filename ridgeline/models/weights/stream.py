@@ -1,8 +1,8 @@
-"""safetensors checkpoints streamed to a device: several reads in flight, each copied as soon as it is there.
+"""Streams safetensors checkpoints to a device: several reads in flight, each copied as soon as it completes.
 
-Gives what `weights.load_weights` gives, bit for bit, with the same checks. Readers take ranges of the files
-into pinned staging buffers and send them on, each by a stream of its own; conversions and the check for
-values that are not finite run on the device. Beside the weights only the staging buffers take memory.
+The result is the same as `torch_weights.load_weights`, bit for bit, with the same checks. Readers read ranges
+of the files into pinned staging buffers and copy them on separate streams; conversions and the check for
+values that are not finite run on the device. Besides the weights only the staging buffers use memory.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ from ridgeline.models.weights.torch_weights import DecoderWeights, allocate_weig
 
 READERS = 8
 CHUNK_BYTES = 16 << 20
-STAGING_BUFFERS = 2  # of each reader: one is filled while the other is sent
-CHECK_ELEMENTS = 1 << 24  # looked at together where a sum told that something is wrong
+STAGING_BUFFERS = 2  # per reader: one is filled while the other is copied
+CHECK_ELEMENTS = 1 << 24  # elements checked together after a sum showed an error
 _DTYPES = {"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
 
 
@@ -44,9 +44,9 @@ def stream_weights(
     readers: int = READERS,
     chunk_bytes: int = CHUNK_BYTES,
 ) -> DecoderWeights:
-    """The checkpoint at `path` on the device. What is no safetensors file is loaded as ever.
+    """The checkpoint at `path` on the device. Other formats than safetensors use `load_weights`.
 
-    `progress` is called with (elements sent, elements in all), in the caller's thread.
+    `progress` is called with (elements copied, total elements), in the caller's thread.
     """
     source = open_source(path, spec)
     if not isinstance(source, SafetensorsSource):
@@ -63,17 +63,17 @@ def stream_weights(
                 for piece, name in names.items()
                 for chunk in _chunks(source, name, opened, target_rows(weights, piece), chunk_bytes)
             ),
-            key=lambda chunk: (chunk.path, chunk.offset),  # neighbours in a file are read one after the other
+            key=lambda chunk: (chunk.path, chunk.offset),  # neighbours in a file are read in order
         )
         done = 0
-        # Closed before the files are: no reader outlives what it reads from.
+        # Closed before the files: no reader outlives the file it reads.
         with closing(transfer.run(jobs, readers)) as reports:
             for sent in reports:
                 done += sent
                 if progress is not None:
                     progress(done, total)
     if transfer.on_gpu:
-        torch.cuda.empty_cache()  # what conversions took on the way
+        torch.cuda.empty_cache()  # frees what conversions used
     _finish(weights, spec, names, source, dtype)
     return weights
 
@@ -118,7 +118,7 @@ def _chunks(
 
 
 class _Transfer:
-    """Readers at work. On a GPU every reader has a stream; on the CPU copies are done when they return."""
+    """The readers. On a GPU every reader has a stream; on the CPU copies are synchronous."""
 
     def __init__(self, device: torch.device, chunk_bytes: int) -> None:
         self._device = device
@@ -128,7 +128,7 @@ class _Transfer:
         self._stopped = threading.Event()
 
     def run(self, jobs: list[_Chunk], readers: int) -> Generator[int, None, None]:
-        """Elements sent, chunk by chunk. Raises what a reader met, after all of them have ended."""
+        """Yields elements copied, chunk by chunk. Raises a reader's error after all of them have ended."""
         todo: queue.SimpleQueue[_Chunk | None] = queue.SimpleQueue()
         for job in jobs:
             todo.put(job)
@@ -177,7 +177,7 @@ class _Transfer:
 
 
 class _Staging:
-    """Host memory that chunks pass through, pinned where a GPU fetches them from it."""
+    """Host memory that chunks pass through, pinned if a GPU copies from it."""
 
     def __init__(self, nbytes: int, stream: Any) -> None:
         self._memory = torch.empty(nbytes, dtype=torch.uint8, pin_memory=stream is not None)
@@ -187,7 +187,7 @@ class _Staging:
 
     def send(self, chunk: _Chunk) -> None:
         if self._sent is not None:
-            self._sent.synchronize()  # what was here before has left
+            self._sent.synchronize()  # the previous content has been copied
         _read(chunk, self._bytes[: chunk.nbytes])
         stored = self._memory[: chunk.nbytes].view(chunk.dtype)
         if chunk.dtype == chunk.out.dtype:
@@ -195,14 +195,14 @@ class _Staging:
         else:
             there = stored.to(chunk.out.device, non_blocking=True)
             if there.dtype == torch.float64:
-                there = there.float()  # all loaders go through float32: one rounding, everywhere the same
+                there = there.float()  # all loaders go through float32, so that rounding is the same
             chunk.out.copy_(there)
         if self._sent is not None:
             self._sent.record(self._stream)
 
 
 def _read(chunk: _Chunk, into: memoryview) -> None:
-    """Fill the buffer. A file that was cut since it was opened ends early; a map of it would be a SIGBUS."""
+    """Fill the buffer. A file truncated since it was opened ends early; mapping it would be a SIGBUS."""
     done = 0
     while done < chunk.nbytes:
         try:
@@ -211,14 +211,16 @@ def _read(chunk: _Chunk, into: memoryview) -> None:
             raise _unreadable(chunk.path, error) from error
         if count == 0:
             raise BrokenModel(
-                f"{chunk.path}: is not a whole safetensors file (it ended at byte {chunk.offset + done} "
-                "while it was read); it is truncated or altered: fetch it again"
+                f"{chunk.path}: is not a complete safetensors file (it ended at byte {chunk.offset + done} "
+                "while it was read); it is truncated or altered; download it again"
             )
         done += count
 
 
 def _unreadable(path: Path, error: OSError) -> BrokenModel:
-    return BrokenModel(f"{path}: cannot be read: {error.strerror}; check the disk, or fetch the file again")
+    return BrokenModel(
+        f"{path}: cannot be read: {error.strerror}; check the disk, or download the file again"
+    )
 
 
 def _finish(
@@ -228,17 +230,17 @@ def _finish(
     source: SafetensorsSource,
     dtype: torch.dtype,
 ) -> None:
-    """Norms as they are applied, and every tensor checked: one sum each, read together."""
+    """Finish the norms, and check every tensor: one sum each, read together."""
     sums = []
     for piece in names:
         rows = target_rows(weights, piece)
         if piece.is_norm and spec.norm_offset:
             rows += spec.norm_offset
-        # In float64 a GPU would make a wide copy of the tensor first.
+        # In float64 a GPU would first make a wide copy of the tensor.
         sums.append(rows.sum(dtype=torch.float32))
     finite = torch.isfinite(torch.stack(sums)).tolist()
     for (piece, name), is_finite in zip(names.items(), finite, strict=True):
-        # Large finite values may overflow a sum in float32: then each is looked at.
+        # Large finite values may overflow a float32 sum: then each element is checked.
         if not is_finite and not _all_finite(target_rows(weights, piece)):
             raise not_finite(source, name, str(dtype).removeprefix("torch."))
 

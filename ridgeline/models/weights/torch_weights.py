@@ -1,8 +1,8 @@
-"""A checkpoint as torch tensors, in the form the torch decoder computes with: fused, norms in float32.
+"""A checkpoint as torch tensors in the torch decoder's layout: fused, norms in float32.
 
 `load_weights` allocates every tensor once and fills it chunk by chunk from the checkpoint, so loading never
-needs a second copy of the model. Used by the torch and GPU backends (`weights_stream` fills the latter's
-tensors from safetensors); the native library's loader is `packed`.
+needs a second copy of the model. Used by the torch and GPU backends (`stream` fills the latter's tensors from
+safetensors); the native library's loader is `packed`.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from ridgeline.models.weights.layout import Piece, pieces
 
 @dataclass(frozen=True, slots=True)
 class LayerWeights:
-    """One layer. Matrices are [out, in]; None where the family has no such tensor."""
+    """One layer. Matrices are [out, in]; None if the family has no such tensor."""
 
     attn_norm: Tensor
     qkv: Tensor  # q rows, then k rows, then v rows
@@ -52,13 +52,13 @@ class LayerWeights:
 class DecoderWeights:
     embed: Tensor  # [vocab, hidden]
     final_norm: Tensor
-    lm_head: Tensor  # the very tensor `embed` where embeddings are tied
+    lm_head: Tensor  # the same tensor as `embed` if embeddings are tied
     layers: list[LayerWeights]
-    rope_divisors: Floats | None = None  # [rope dim / 2]: GGUF's own form of a rope scaling
+    rope_divisors: Floats | None = None  # [rope dim / 2]: GGUF's form of a rope scaling
 
     @property
     def nbytes(self) -> int:
-        """Memory held, each tensor counted once."""
+        """Memory used, each tensor counted once."""
         tensors = [self.embed, self.final_norm]
         if self.lm_head is not self.embed:
             tensors.append(self.lm_head)
@@ -76,7 +76,7 @@ def load_weights(
 ) -> DecoderWeights:
     """Read a checkpoint: a directory in Hugging Face layout, a .safetensors file or a .gguf file.
 
-    `progress` is called with (elements read, elements in all) after each tensor.
+    `progress` is called with (elements read, total elements) after each tensor.
     """
     source = open_source(path, spec)
     names = checked_names(source, spec, path)
@@ -99,7 +99,7 @@ def load_weights(
 def random_weights(
     spec: ModelSpec, dtype: torch.dtype, seed: int = 0, device: torch.device | str = "cpu"
 ) -> DecoderWeights:
-    """Weights of the right shapes and sane magnitudes, for measuring speed without a checkpoint."""
+    """Random weights of the right shapes and magnitudes, for measuring speed without a checkpoint."""
     generator = torch.Generator(device=device).manual_seed(seed)
     weights = allocate_weights(spec, dtype, device, None)
     for piece in pieces(spec):
@@ -123,7 +123,7 @@ def _read_into(out: Tensor, source: TensorSource, piece: Piece, name: str) -> No
 def allocate_weights(
     spec: ModelSpec, dtype: torch.dtype, device: torch.device | str, rope_divisors: Floats | None
 ) -> DecoderWeights:
-    """Uninitialised tensors for every piece, fused ones sized by their last piece."""
+    """Uninitialised tensors for every piece; fused ones are sized by their last piece."""
     sizes: dict[tuple[int | None, str], tuple[int, ...]] = {}
     for piece in pieces(spec):
         sizes[piece.layer, piece.field] = (piece.first_row + piece.shape[0], *piece.shape[1:])

@@ -1,1 +1,1 @@
-"""The native CPU library as Python sees it: `library` binds its C interface."""
+"""The native CPU library for Python: `library` binds its C interface."""

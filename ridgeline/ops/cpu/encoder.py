@@ -1,7 +1,7 @@
-"""Encoders of the native library, for Python: a table of float32 weights, and texts in, vectors out.
+"""Encoders of the native library, for Python: a table of float32 weights; texts in, vectors out.
 
-The encoder's runner executes with it; `models.encoders.packed` makes the table. As in `library`, the type and
-length of every array are checked here and all else by the library. Never imports torch.
+Used by the encoder's runner; `models.encoders.packed` makes the table. As in `library`, the type and length
+of every array are checked here and everything else by the library. Never imports torch.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class EncoderLayerTable:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class EncoderTable:
-    """A whole encoder (rl_encoder), and how many tokens one call may have."""
+    """A whole encoder (rl_encoder), and the most tokens of one call."""
 
     heads: int
     activation: Activation
@@ -67,17 +67,17 @@ class NativeEncoder:
     """An encoder with its buffers and threads. Used by one thread at a time."""
 
     def __init__(self, table: EncoderTable, threads: int, isa: str | None = None) -> None:
-        """isa: None takes RIDGELINE_ISA, or else the best that runs here."""
+        """isa: None uses RIDGELINE_ISA, or else the best available one."""
         self._handle: int | None = None
         self._library = load()
-        self._table = table  # the library reads the weights where they are
+        self._table = table  # keeps the weights alive, which the library reads in place
         self.hidden = table.hidden
         layers = (CEncoderLayer * len(table.layers))(*(_layer(each, table.hidden) for each in table.layers))
         encoder = _encoder(table, len(layers))
         encoder.layers = layers
         self._handle = self._library.rl_encoder_create(byref(encoder), choose_isa(isa).encode(), threads)
         if not self._handle:
-            raise NativeError(f"the native library cannot make this encoder: {last_error()}")
+            raise NativeError(f"the native library could not create this encoder: {last_error()}")
         self.isa: str = self._library.rl_encoder_isa(self._handle).decode()
         self.bytes = int(self._library.rl_encoder_bytes(self._handle))
 

@@ -1,7 +1,7 @@
 """The C interface of the native library (native/include/ridgeline_native.h), mirrored for ctypes.
 
-`library` is its only caller. Here are the enums, structs and functions as the header has them, how the shared
-object is found and loaded, and the checks of what crosses the border. Nothing here knows what a call is for.
+`library` is its only caller. Contains the header's enums, structs and functions, finds and loads the shared
+object, and checks arguments. Nothing here knows the purpose of a call.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ LIBRARY_PATH = Path(__file__).with_name(f"libridgeline_native.{_SUFFIX}")
 
 
 class NativeError(Exception):
-    """The native library refused a call, or was asked for an instruction set that does not run here."""
+    """The native library rejected a call, or an instruction set was requested that this CPU lacks."""
 
 
 class NativeUnavailable(NativeError):
-    """There is no native library to use in this installation; the message says why and what to do."""
+    """This installation has no usable native library; the message says why and what to do."""
 
 
 class Format(IntEnum):
@@ -54,12 +54,12 @@ class KvFormat(IntEnum):
 class Activation(IntEnum):
     SILU = 0
     GELU_TANH = 1
-    GELU_ERF = 2  # this one and the next: encoders alone
+    GELU_ERF = 2  # this one and the next: encoders only
     RELU = 3
 
 
 class Pooling(IntEnum):
-    """What becomes of a text's token vectors (rl_pooling)."""
+    """How a text's token vectors are combined (rl_pooling)."""
 
     NONE = 0
     FIRST = 1
@@ -77,7 +77,7 @@ class Peak(IntEnum):
 
 @cache
 def load() -> Any:
-    """The library, loaded once. NativeUnavailable when it is missing, broken or of another version."""
+    """The library, loaded once. NativeUnavailable if it is missing, broken or has another version."""
     if not LIBRARY_PATH.exists():
         raise NativeUnavailable(
             f"{LIBRARY_PATH} is missing: ridgeline was installed without its native library. "
@@ -92,15 +92,15 @@ def load() -> Any:
                 function.restype, function.argtypes = result, arguments
             return library
     except (OSError, AttributeError) as error:
-        raise NativeUnavailable(f"{LIBRARY_PATH} does not load: {error}. Reinstall ridgeline") from error
+        raise NativeUnavailable(f"{LIBRARY_PATH} cannot be loaded: {error}. Reinstall ridgeline") from error
     raise NativeUnavailable(
-        f"{LIBRARY_PATH} has version {version} of the interface, this ridgeline needs {ABI_VERSION}. "
+        f"{LIBRARY_PATH} has interface version {version}, but ridgeline needs {ABI_VERSION}. "
         "Reinstall ridgeline (in a checkout: make native)"
     )
 
 
 def call(name: str, *arguments: Any) -> None:
-    """Calls a function that returns 0, or -1 with a reason."""
+    """Call a function that returns 0, or -1 with a reason."""
     if getattr(load(), name)(*arguments):
         raise NativeError(f"{name}: {last_error()}")
 
@@ -110,7 +110,7 @@ def last_error() -> str:
 
 
 def address(array: NDArray[Any], dtype: DTypeLike, shape: tuple[int, ...], what: str) -> int:
-    """Where the array's data begins, if it is as the library will read it: this type and shape, no gaps."""
+    """The address of the array's data, if it has the type and shape the library reads, without gaps."""
     if array.dtype != dtype or array.shape != shape or not array.flags.c_contiguous:
         gaps = "" if array.flags.c_contiguous else ", not contiguous"
         raise NativeError(
@@ -121,7 +121,7 @@ def address(array: NDArray[Any], dtype: DTypeLike, shape: tuple[int, ...], what:
 
 
 def check_buffer(data: NDArray[np.uint8], size: int, what: str) -> None:
-    """Refuses a packed matrix's buffer that a kernel could read past, or that is not aligned."""
+    """Reject a packed matrix's buffer that is too small for the kernels, or not aligned."""
     start = address(data, np.uint8, (size,), what)
     if start % ALIGNMENT:
         raise NativeError(f"{what} must be aligned to {ALIGNMENT} bytes")

@@ -1,8 +1,8 @@
-"""The native library for Python, by ctypes and numpy alone: packing, decoders, instruction sets, ceilings.
+"""The native library for Python, with ctypes and numpy only: packing, decoders, instruction sets, ceilings.
 
 Loaders pack weights with it, the native runner executes steps, limits and calibration measure. It checks the
-type and length of every array, which the library cannot know; the library checks all else, and its refusals
-become NativeError. It never imports torch and decides nothing but the instruction set.
+type and length of every array, which the library cannot know; the library checks everything else, and its
+errors become NativeError. It never imports torch and decides only the instruction set.
 """
 
 from __future__ import annotations
@@ -54,14 +54,14 @@ Floats = NDArray[np.float32]
 Ints = NDArray[np.int32]
 
 BLOCK_TOKENS = 16  # RL_BLOCK_TOKENS: tokens of a KV block
-PANEL_ROWS = 16  # RL_PANEL: output rows side by side in a packed matrix
+PANEL_ROWS = 16  # RL_PANEL: adjacent output rows in a packed matrix
 GROUP_SIZE = 32  # RL_GROUP: weights of a row that share a scale
 ISA_VARIABLE = "RIDGELINE_ISA"
 
 
 @dataclass(frozen=True, slots=True)
 class GgufBlocks:
-    """A GGUF type the library packs without loss: its blocks, and the format they become."""
+    """A GGUF type that the library packs without loss: its blocks, and their packed format."""
 
     block_weights: int
     block_bytes: int
@@ -71,7 +71,7 @@ class GgufBlocks:
         return k // self.block_weights * self.block_bytes
 
 
-GGUF_TYPES = {  # by GGUF's number
+GGUF_TYPES = {  # by GGUF's type number
     2: GgufBlocks(32, 18, Format.Q4_H),  # Q4_0
     3: GgufBlocks(32, 20, Format.Q4_HM),  # Q4_1
     6: GgufBlocks(32, 22, Format.Q8_FM),  # Q5_0
@@ -117,7 +117,7 @@ def packed_bytes(format: Format, n: int, k: int) -> int:
 
 
 def aligned_bytes(size: int) -> Bytes:
-    """An uninitialised buffer aligned as the kernels want it."""
+    """An uninitialised buffer with the kernels' alignment."""
     buffer = np.empty(size + ALIGNMENT, np.uint8)
     offset = -buffer.ctypes.data % ALIGNMENT
     return buffer[offset : offset + size]
@@ -126,7 +126,7 @@ def aligned_bytes(size: int) -> Bytes:
 def pack_float(
     format: Format, source: Floats, *, bias: Floats | None = None, out: Bytes | None = None
 ) -> PackedMatrix:
-    """Packs floats [n, k], rounding or quantizing as the format needs, into `out` if given."""
+    """Pack floats [n, k], rounding or quantizing as the format needs, into `out` if given."""
     n, k = source.shape
     data = _target(out, format, n, k)
     floats = address(source, np.float32, (n, k), "the matrix to pack")
@@ -143,7 +143,7 @@ def pack_gguf(
     bias: Floats | None = None,
     out: Bytes | None = None,
 ) -> PackedMatrix:
-    """Packs GGUF blocks without loss into the format GGUF_TYPES names.
+    """Pack GGUF blocks without loss into the format in GGUF_TYPES.
 
     source:  the blocks of all rows of the tensor, in any shape
     k:       weights per row
@@ -155,7 +155,7 @@ def pack_gguf(
     row_bytes = blocks.row_bytes(k)
     if k <= 0 or k % blocks.block_weights or source.nbytes % row_bytes:
         raise NativeError(
-            f"{source.nbytes} bytes are no whole rows of {k} weights of GGUF type {gguf_type} "
+            f"{source.nbytes} bytes are not whole rows of {k} weights of GGUF type {gguf_type} "
             f"({blocks.block_bytes} bytes per {blocks.block_weights} weights)"
         )
     source_rows = source.nbytes // row_bytes
@@ -182,7 +182,7 @@ def unpack(matrix: PackedMatrix, first: int = 0, count: int | None = None) -> Fl
 
 @dataclass(frozen=True, slots=True, eq=False)
 class LayerTable:
-    """One layer (rl_layer): norms are float32, ready to multiply with, None where the family has none."""
+    """One layer (rl_layer): norms are float32, ready to multiply with; None if the family has none."""
 
     qkv: PackedMatrix
     output: PackedMatrix
@@ -202,7 +202,7 @@ class LayerTable:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class DecoderTable:
-    """A whole decoder (rl_decoder): its shape, its weights, and the KV cache to make for it."""
+    """A whole decoder (rl_decoder): its shape, its weights, and the KV cache to allocate."""
 
     hidden: int
     heads: int
@@ -215,7 +215,7 @@ class DecoderTable:
     norm_eps: float
     attention_scale: float
     embedding: PackedMatrix
-    lm_head: PackedMatrix  # the same object as `embedding` where tied
+    lm_head: PackedMatrix  # the same object as `embedding` if tied
     final_norm: Floats
     layers: Sequence[LayerTable]
     num_blocks: int
@@ -228,20 +228,20 @@ class DecoderTable:
 
 
 class NativeDecoder:
-    """A model with its KV cache and threads. Used by one thread at a time; `close` gives the memory back."""
+    """A model with its KV cache and threads. Used by one thread at a time; `close` releases the memory."""
 
     def __init__(self, table: DecoderTable, threads: int, isa: str | None = None) -> None:
-        """isa: None takes RIDGELINE_ISA, or else the best that runs here."""
+        """isa: None uses RIDGELINE_ISA, or else the best available one."""
         self._handle: int | None = None
         self._library = load()
-        self.table = table  # kept: the library reads the weights where they are
+        self.table = table  # keeps the weights alive, which the library reads in place
         self.vocab = table.vocab
         layers = (CLayer * len(table.layers))(*(_layer(layer, table) for layer in table.layers))
         self._handle = self._library.rl_model_create(
             byref(_decoder(table, layers)), choose_isa(isa).encode(), threads
         )
         if not self._handle:
-            raise NativeError(f"the native library cannot make this model: {last_error()}")
+            raise NativeError(f"the native library could not create this model: {last_error()}")
         self.isa: str = self._library.rl_model_isa(self._handle).decode()
         self.bytes = int(self._library.rl_model_bytes(self._handle))  # KV cache and step buffers
 
@@ -256,10 +256,10 @@ class NativeDecoder:
     ) -> Floats:
         """One forward pass: the logits [L, vocab] of the tokens in `logit_rows`, in `out` if given.
 
-        token_ids    [T]      rows (sequences) one after the other, prefill chunks and decodes mixed
+        token_ids    [T]      rows (sequences) concatenated, prefill chunks and decodes mixed
         positions    [T]      consecutive inside a row
         query_starts [R + 1]  row r owns tokens query_starts[r] … query_starts[r + 1] - 1
-        block_tables [R, B]   KV blocks of each row; what lies beyond its context is not read
+        block_tables [R, B]   KV blocks of each row; blocks beyond its context are not read
         logit_rows   [L]      indices into T, ascending
         """
         count = len(logit_rows)
@@ -275,10 +275,10 @@ class NativeDecoder:
     def best_tokens(
         self, token_ids: Ints, positions: Ints, query_starts: Ints, block_tables: Ints, logit_rows: Ints
     ) -> list[int]:
-        """The forward pass of `execute` without writing logits: for each of `logit_rows` the best token.
+        """The forward pass of `execute` without logits: the best token for each of `logit_rows`.
 
-        That is the index of the largest logit, the first of equal ones; -1 where the largest is not finite or
-        a logit is not a number.
+        That is the index of the largest logit, the first of equal ones; -1 if the largest is not finite or a
+        logit is NaN.
         """
         best = np.empty(len(logit_rows), np.int32)
         step = _step(token_ids, positions, query_starts, block_tables, logit_rows)
@@ -288,7 +288,7 @@ class NativeDecoder:
 
     def _execute(self, step: CStep, logits: int | None, best: int | None) -> None:
         if self._library.rl_step_execute(self._open(), byref(step), logits, best):
-            raise NativeError(f"the native library refused a step: {last_error()}")
+            raise NativeError(f"the native library rejected a step: {last_error()}")
 
     def copy_block(self, source: int, target: int) -> None:
         """Copies one KV block of every layer."""
@@ -312,12 +312,12 @@ class NativeDecoder:
 
 
 def available_isas() -> tuple[str, ...]:
-    """The instruction sets that run here (the library has probed them), best first."""
+    """The instruction sets of this CPU (the library has probed them), best first."""
     return tuple(load().rl_available_isas().decode().split(","))
 
 
 def choose_isa(name: str | None = None) -> str:
-    """The instruction set to compute with: `name`, else RIDGELINE_ISA, else the best that runs here."""
+    """The instruction set to use: `name`, else RIDGELINE_ISA, else the best available one."""
     available = available_isas()
     wanted = name or os.environ.get(ISA_VARIABLE) or available[0]
     if wanted not in available:
@@ -332,12 +332,12 @@ def measure_read(size: int, threads: int) -> float:
 
 
 def measure_read_of(data: Bytes, threads: int) -> float:
-    """Bytes per second of reading this memory, which costs none of its own."""
+    """Bytes per second of reading this memory; allocates none."""
     return _measured(load().rl_measure_read(data.ctypes.data, data.nbytes, threads))
 
 
 def measure_peak(kind: Peak, threads: int, isa: str | None = None) -> float:
-    """Operations per second from registers alone; 0 where the instruction set has no such unit."""
+    """Operations per second from registers only; 0 if the instruction set has no such unit."""
     return _measured(load().rl_measure_peak(choose_isa(isa).encode(), kind, threads))
 
 
@@ -353,14 +353,14 @@ def _target(out: Bytes | None, format: Format, n: int, k: int) -> Bytes:
 
 def _measured(value: float) -> float:
     if value < 0:
-        raise NativeError(f"the machine could not be measured: {last_error()}")
+        raise NativeError(f"could not measure the machine: {last_error()}")
     return value
 
 
 def _step(
     token_ids: Ints, positions: Ints, query_starts: Ints, block_tables: Ints, logit_rows: Ints
 ) -> CStep:
-    """It holds no reference to the arrays: they must outlive it."""
+    """Holds no reference to the arrays: they must outlive it."""
     tokens, rows, count = len(token_ids), len(query_starts) - 1, len(logit_rows)
     width = block_tables.shape[1]
     return CStep(

@@ -1,4 +1,4 @@
-"""The gate of an MLP: act(gate) · up, from the one matrix product that gave both."""
+"""The gate of an MLP: act(gate) · up, from the one matrix product that computed both."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from torch import Tensor
 from ridgeline.ops.cuda.launch import PDL, let_next_start, pdl_options, wait_for_inputs
 from ridgeline.ops.cuda.norm import sum_of_splits
 
-FEW_ELEMENTS = 1 << 20  # up to here many small programs: latency, not bandwidth
+FEW_ELEMENTS = 1 << 20  # up to here many small programs: bound by latency, not bandwidth
 
 
 def gated_tile(rows: int, ffn: int) -> tuple[int, int, int]:
-    """(rows per program, columns per program, warps): 8 elements per thread where there is little, or 32."""
+    """(rows per program, columns per program, warps): 8 elements per thread for small inputs, else 32."""
     if rows * ffn <= FEW_ELEMENTS:
         return 1, 512, 2
     return 4, 1024, 4
@@ -34,7 +34,7 @@ def gated(
     Gate, up and act(gate) are rounded to the dtype of `out`, as in ops/reference. `tile` is for measurements.
     """
     if activation not in ("silu", "gelu_tanh"):
-        raise ValueError(f"activation {activation!r} is not known; silu and gelu_tanh are")
+        raise ValueError(f"unknown activation {activation!r}; use silu or gelu_tanh")
     rows, ffn = out.shape
     if rows == 0:
         return

@@ -13,9 +13,9 @@ WORDS = 4096  # int32 words per program: 16 KB
 
 
 def copy_blocks(kv_all: Tensor, sources: Tensor, targets: Tensor) -> None:
-    """kv_all [layers, num_blocks, ...]: block sources[i] to targets[i] in every layer, bit by bit.
+    """kv_all [layers, num_blocks, ...]: copy block sources[i] to targets[i] in every layer, bit by bit.
 
-    All copies happen at once: no target may be a source, or a target twice. A source of -1 copies nothing.
+    All copies run concurrently: no target may be a source or occur twice. A source of -1 copies nothing.
     """
     count = sources.shape[0]
     if count == 0:

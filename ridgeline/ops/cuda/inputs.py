@@ -1,7 +1,7 @@
-"""A step's inputs, made on the device from what the host sends and from what the device already knows.
+"""Builds a step's inputs on the device from what the host sends and from what the device already has.
 
-The host sends one block of 32-bit integers per step; a token it does not know yet (the step before, still
-running, samples it) is -1 and taken from the sequence's row of `last_tokens`. Called by the runner before
+The host sends one block of 32-bit integers per step; a token it does not know yet (the previous step, still
+running, samples it) is -1 and is read from the sequence's row of `last_tokens`. Called by the runner before
 every forward pass, outside of any graph.
 """
 
@@ -14,7 +14,7 @@ from torch import Tensor
 _BLOCK = 256
 
 
-# Numbers that change from step to step are not specialised on: a kernel compiled in mid-service is a stall.
+# Numbers that change between steps are not specialised on: compiling a kernel while serving is a stall.
 @triton.jit(do_not_specialize=["first", "count"])
 def _apply_diffs(staged, tables, first, count, BLOCK: tl.constexpr):
     at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
@@ -45,7 +45,7 @@ def _prepare(
     row = tl.load(staged + 2 * stride + at, mask=inside, other=-1)
     real = row >= 0
     known = tl.load(last_tokens + row, mask=real & (token < 0), other=0)
-    # A sample that came to nothing is -1: its sequence ends, but its next step may be on its way already.
+    # A failed sample is -1: its sequence ends, but its next step may already be launched.
     token = tl.maximum(tl.where(token < 0, known, token), 0)
     place = row.to(tl.int64) * table_width + position // BLOCK_SIZE
     block = tl.load(tables + place, mask=real, other=0)
@@ -56,7 +56,7 @@ def _prepare(
 
 
 def apply_diffs(staged: Tensor, first: int, count: int, tables: Tensor) -> None:
-    """tables.flat[staged[first + i]] = staged[first + count + i] for i < count. The places must differ."""
+    """tables.flat[staged[first + i]] = staged[first + count + i] for i < count. The indices must differ."""
     if count:
         _apply_diffs[(triton.cdiv(count, _BLOCK),)](staged, tables, first, count, BLOCK=_BLOCK)
 

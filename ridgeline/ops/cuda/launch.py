@@ -1,9 +1,9 @@
-"""How kernels follow one another: programmatic dependent launch (PDL), which hides launch latency.
+"""Programmatic dependent launch (PDL) between consecutive kernels, which hides launch latency.
 
-With it, the next kernel of a stream starts while the present one still runs. So every kernel calls
+With it, the next kernel of a stream starts while the current one still runs. So every kernel calls
 `let_next_start` early, and `wait_for_inputs` before its first read of anything an earlier kernel of the step
-wrote and before its first write: all that earlier kernels wrote is there after it. Every kernel must wait,
-even one that reads nothing: the next one's wait ends when this one does. Without PDL both are empty.
+wrote and before its first write: everything earlier kernels wrote is visible after it. Every kernel must
+wait, even one that reads nothing: the next one's wait ends when this one does. Without PDL both are empty.
 """
 
 from __future__ import annotations
@@ -35,8 +35,8 @@ def capability() -> int | None:
 
 @functools.cache
 def shared_memory_bytes() -> int:
-    """Shared memory that one program may have. Of the capability alone, not asked of the device: a process
-    that opens none must choose the same kernels. Unknown ones are taken for the smallest there are."""
+    """Shared memory available to one program. From the capability, not from the device: a process that opens
+    no GPU must choose the same kernels. Unknown capabilities are treated as the smallest."""
     known = capability()
     return _SHARED_MEMORY.get(known, 99 << 10) if known else _SHARED_MEMORY[90]  # without a GPU: as tested
 
@@ -51,7 +51,7 @@ PDL = _has_pdl()
 
 
 def pdl_options() -> dict[str, Any]:
-    """What a launch says beside its arguments: `kernel[grid](..., PDL=PDL, **pdl_options())`."""
+    """Launch options besides the arguments: `kernel[grid](..., PDL=PDL, **pdl_options())`."""
     return {"launch_pdl": True} if PDL else {}
 
 

@@ -1,7 +1,7 @@
-"""RMSNorm fused with what stands before it: the embedding, or the sum of a layer's branch and the residual.
+"""RMSNorm fused with the op before it: the embedding, or the sum of a layer's branch and the residual.
 
-A row lies in one program's registers from its first read to its last write, so each byte crosses memory once.
-Branches may come as the float32 partial sums [S, T, hidden] of a split linear; their sum is rounded once.
+A row stays in one program's registers from its first read to its last write, so each byte crosses memory
+once. Branches may be the float32 partial sums [S, T, hidden] of a split linear; their sum is rounded once.
 Called by the CUDA decoder; all tensors are contiguous, norm weights float32.
 """
 
@@ -14,7 +14,7 @@ from torch import Tensor
 
 from ridgeline.ops.cuda.launch import PDL, let_next_start, pdl_options, wait_for_inputs
 
-FEW_ROWS = 1024  # up to here a row is spread over as many threads as pays: latency, not bandwidth
+FEW_ROWS = 1024  # up to here a row is spread over as many threads as useful: bound by latency, not bandwidth
 
 
 def norm_tile(rows: int, hidden: int) -> tuple[int, int]:
@@ -39,8 +39,8 @@ def embed_norm(
 ) -> None:
     """residual [T, hidden] = rows of `embed` times `scale`; normed = rms_norm(residual).
 
-    `scale` is rounded to the dtype of `embed` first, as in ops/reference. `tile`: as `norm_tile` gives
-    it for another number of rows.
+    `scale` is rounded to the dtype of `embed` first, as in ops/reference. `tile`: the result of `norm_tile`
+    for another number of rows.
     """
     rows, hidden = residual.shape
     if rows == 0:
@@ -78,10 +78,9 @@ def add_norm(
 ) -> None:
     """residual [T, hidden] += branch; normed = rms_norm(residual).
 
-    The branch gets its bias, and its own norm with `post_weight`, first. With `rows` [L], normed
-    [L, hidden] is that of these rows alone, and the residual stays as it was: after the last layer nobody
-    reads it, and so a row may be asked for twice (padding). `tile`: as `norm_tile` gives
-    it for another number of rows.
+    The branch first gets its bias, and its own norm with `post_weight`. With `rows` [L], normed [L, hidden]
+    is computed for these rows only, and the residual is not updated: after the last layer it is not read, so
+    a row may occur twice (padding). `tile`: the result of `norm_tile` for another number of rows.
     """
     count, hidden = normed.shape
     if count == 0:
@@ -114,7 +113,7 @@ def _clamp(value: int, least: int, most: int) -> int:
 
 @triton.jit
 def sum_of_splits(source, offsets, mask, split_stride, SPLITS: tl.constexpr):
-    """A linear's result in float32: as it is (SPLITS 0), or its partial sums added in their order."""
+    """A linear's result in float32: unchanged (SPLITS 0), or its partial sums added in order."""
     total = tl.load(source + offsets, mask=mask, other=0.0).to(tl.float32)
     for split in tl.static_range(1, SPLITS):
         total += tl.load(source + split * split_stride + offsets, mask=mask, other=0.0)
@@ -127,7 +126,7 @@ def rms_scale(x, size, eps):
     return tl.rsqrt(tl.sum(x * x, axis=1) / size + eps)[:, None]
 
 
-# Numbers that change from step to step are not specialised on: a kernel compiled in mid-service is a stall.
+# Numbers that change between steps are not specialised on: compiling a kernel while serving is a stall.
 @triton.jit(do_not_specialize=["rows"], do_not_specialize_on_alignment=["token_ids"])
 def _embed_norm_kernel(
     token_ids, embed, scale, weight, eps, residual, normed, rows, hidden,

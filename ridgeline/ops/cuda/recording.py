@@ -1,8 +1,8 @@
-"""Kernel launches written down instead of made, so that kernels can be compiled before they are needed.
+"""Records kernel launches instead of making them, so that kernels can be compiled before they are needed.
 
-A step run over tensors of the "meta" device, inside `recorded`, launches nothing and computes nothing; what
-it would have launched is compiled afterwards, in threads: Triton's compiler lets go of Python's lock.
-With the kernel comes its launcher, which Triton has a C compiler build for each signature.
+A step run over tensors of the "meta" device, inside `recorded`, launches and computes nothing; what it would
+have launched is compiled afterwards, in threads: Triton's compiler releases the GIL. The launcher, which
+Triton builds with a C compiler for each signature, is compiled with the kernel.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from triton.backends.nvidia.driver import CudaLauncher
 from triton.runtime import driver
 from triton.runtime.jit import JITFunction
 
-_active = threading.local()  # .launches: the list to write to, in a thread that records
+_active = threading.local()  # .launches: the list to append to, in a recording thread
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +38,7 @@ class Launch:
         return self.kernel, *((name, _kind(value, parameters.get(name))) for name, value in given.items())
 
     def compile(self) -> None:
-        """Into Triton's caches, in memory and on disk; from the disk if it is there. Then onto the device."""
+        """Compile into Triton's memory and disk caches, or load from disk; then load onto the device."""
         _load(self.kernel.run(*self.args, grid=(1,), warmup=True, **self.options))
 
 
@@ -64,20 +64,21 @@ def distinct(launches: Iterable[Launch]) -> list[Launch]:
 
 
 def compile_for(capability: int) -> None:
-    """Compile for a GPU of this capability from now on, and open none: kernels and launchers go to the disk
-    alone. For a process that launches nothing."""
+    """Compile for a GPU of this capability from now on, without opening one: kernels and launchers are only
+    written to disk. For a process that launches nothing."""
     driver.set_active(_UnopenedGpu(capability))
 
 
 def compile_all(launches: Iterable[Launch], threads: int = 16) -> list[Exception]:
-    """Compile them all; returns what went wrong, and never raises it.
+    """Compile them all; returns the errors and never raises.
 
-    The threads are daemons of their own, not a pool's: Python would wait at its end for all a pool has to do.
+    Uses daemon threads, not a pool: at exit Python would wait for all of a pool's tasks.
     """
     wanted = list(launches)
     device = _device()
     for kernel in {launch.kernel for launch in wanted}:
-        kernel.device_caches[device]  # made here: two threads would make two, and lose what is in one
+        # Created here: two threads would create two, and lose the content of one.
+        kernel.device_caches[device]
     queue, lock = iter(wanted), threading.Lock()
     errors: list[Exception] = []
 
@@ -102,7 +103,7 @@ def compile_all(launches: Iterable[Launch], threads: int = 16) -> list[Exception
 
 
 class _UnopenedGpu:
-    """What Triton asks its driver for to compile; so a kernel's key on disk is what it is beside the GPU."""
+    """The part of Triton's driver needed to compile. A kernel's key on disk is the same as with a GPU."""
 
     def __init__(self, capability: int) -> None:
         self._target = GPUTarget("cuda", capability, 32)
@@ -129,7 +130,7 @@ class _WithoutShapeChecks(TorchFunctionMode):
 
 
 def _install() -> None:
-    """Let JITFunction.run look whether its thread records. Once; other threads launch as ever."""
+    """Patch JITFunction.run to check whether its thread records. Once; other threads launch as usual."""
     original = JITFunction.run
     if getattr(original, "records", False):
         return
@@ -146,26 +147,27 @@ def _install() -> None:
 
 
 def _device() -> Any:
-    """The number of the current device. Makes Triton's driver, which has a C compiler run the first time."""
+    """The number of the current device. Creates Triton's driver, which first runs a C compiler."""
     return driver.active.get_current_device()
 
 
 def _enter_thread() -> None:
     if torch.cuda.is_initialized():
-        torch.cuda.set_device(torch.cuda.current_device())  # the context is a thread's own matter
+        torch.cuda.set_device(torch.cuda.current_device())  # the context is per thread
 
 
 def _load(kernel: Any) -> None:
-    """Build the kernel's launcher and load its code, as its first launch would, each kernel in its turn.
+    """Build the kernel's launcher and load its code, as its first launch would, one kernel at a time.
 
-    On a copy: an unfinished kernel must not be seen by a thread that launches it. `_run` is what a launch
-    looks at first, so it comes last. Without Triton's method for it (it is private) the first launch does it.
+    On a copy: a launching thread must not see an unfinished kernel. A launch checks `_run` first, so it is
+    set last. Without Triton's method for it (it is private) the first launch does it.
     """
     initialise = "_init_handles"
     if not hasattr(kernel, initialise) or getattr(kernel, "_run", None) is not None:
         return
     if not torch.cuda.is_initialized():  # a process that opens no GPU
-        with contextlib.suppress(Exception):  # without a C compiler, say: the kernel alone is what takes long
+        # For example without a C compiler: compiling the kernel is what takes long.
+        with contextlib.suppress(Exception):
             CudaLauncher(kernel.src, kernel.metadata)
         return
     twin = copy.copy(kernel)
@@ -177,8 +179,8 @@ def _load(kernel: Any) -> None:
 
 
 def _kind(value: Any, parameter: Any) -> Any:
-    """What Triton compiles for: types, and of whole numbers whether they are 1 or a multiple of 16."""
-    if parameter is None or parameter.is_constexpr:  # an option, as num_warps
+    """Triton's compilation key: types, and for integers whether they are 1 or a multiple of 16."""
+    if parameter is None or parameter.is_constexpr:  # an option such as num_warps
         return value
     if isinstance(value, torch.Tensor):
         return value.dtype, parameter.do_not_specialize_on_alignment or value.data_ptr() % 16 == 0

@@ -134,7 +134,7 @@ def test_what_cannot_be_had_is_answered_with_what_binds_and_the_nearest(
         (("--hardware", "h200", "--budget", "cheap"), "--budget"),
         (("--hardware", "h200", "--rate", "0"), "--rate must be more than 0, got 0"),
         (("--hardware", "h200", "--price-in", "1"), "go together"),
-        (("--hardware", "h200", "--precision", "fp9"), "no such precision"),
+        (("--hardware", "h200", "--precision", "fp9"), "unknown precision"),
         (("--hardware", "h200", "--input", "200000"), "--max-context 131072"),
         (("--hardware", "h200", "--set", "step_tokns=5"), "step_tokens"),
         (("--hardware", "l4", "--budget", "$5/month", "--rate", "0.1"), "--gpu-price"),

@@ -1,1 +1,1 @@
-"""Attention kernels: decode, prefill, shared prefixes, and what writes keys and values to the paged cache."""
+"""Attention kernels: decode, prefill, shared prefixes, and writing keys and values to the paged cache."""

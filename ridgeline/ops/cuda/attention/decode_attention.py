@@ -2,8 +2,8 @@
 
 The launch sums the partial sums of the QKV linear, norms and rotates queries and the new key, writes the new
 key and value into the cache, attends with each row's tokens split over several programs, and the last program
-of a row to arrive joins the splits. A program serves one KV head: its query heads are the rows of the tensor
-cores' tiles. Bound by the reading of the cache; everything else is arranged around that.
+of a row to finish combines the splits. A program serves one KV head: its query heads are the rows of the
+tensor cores' tiles. Bound by reading the cache; everything else is arranged around that.
 """
 
 from __future__ import annotations
@@ -36,17 +36,17 @@ from ridgeline.ops.cuda.launch import (
 )
 
 _ALL = 1 << 30  # no window
-_BESIDE_TILES = 32 << 10  # shared memory for queries and for joining parts, with room to spare
+_BESIDE_TILES = 32 << 10  # shared memory for queries and for combining parts, with a margin
 
 
 @dataclass(frozen=True, slots=True)
 class DecodeConfig:
-    """How the work is cut. Results depend on block_tokens, split_tokens and the split count alone.
+    """How the work is split. Results depend only on block_tokens, split_tokens and the split count.
 
     block_tokens  tokens per step of the inner loop
-    split_tokens  a row is split only into parts of at least so many tokens
-    fetched_blocks  blocks of the cache asked for before the queries are made: a power of two, or 0
-    overlap         when the next kernel may start: at once, when the cache is read, or at the end alone
+    split_tokens  a row is split only into parts of at least this many tokens
+    fetched_blocks  blocks of the cache prefetched before the queries are computed: a power of two, or 0
+    overlap         when the next kernel may start: at once, when the cache is read, or only at the end
     """
 
     block_tokens: int = 64
@@ -60,10 +60,10 @@ class DecodeConfig:
 def decode_splits(
     rows: int, kv_heads: int, sms: int = 132, longest: int | None = None, most: int = 64
 ) -> int:
-    """Most parts a row is split into, from what is known when a graph is captured.
+    """The most parts of a row, from what is known when a graph is captured.
 
-    Few rows: programs enough to fill the GPU about twice over. Rows that fill it by themselves are only split
-    where they are long (DecodeConfig.split_tokens): joining parts costs more than a tail.
+    Few rows: enough programs to fill the GPU about twice. Rows that fill it by themselves are split only if
+    they are long (DecodeConfig.split_tokens): combining parts costs more than a tail.
     """
     pairs = rows * kv_heads
     splits = 2 if _fills(pairs, sms) else triton.cdiv(8 * sms, pairs)
@@ -73,20 +73,20 @@ def decode_splits(
 
 
 def _fills(pairs: int, sms: int) -> bool:
-    """Nearly four programs for each multiprocessor, which is what it holds of small ones."""
+    """Nearly four programs per multiprocessor, as many small ones as it can run."""
     return 4 * sms * 0.9 <= pairs
 
 
 def decode_config(rows: int, kv_heads: int, sms: int = 132, token_bytes: int = 512) -> DecodeConfig:
-    """Few rows: short parts, for the sake of latency. Many: long ones, and small tiles, so that four programs
-    share a multiprocessor. As measured on an H200: docs/performance/gpu-ledger.md.
+    """Few rows: short parts, for latency. Many: long ones and small tiles, so that four programs share a
+    multiprocessor. As measured on an H200: docs/performance/gpu-ledger.md.
 
     token_bytes: key and value of one KV head. Wide ones get smaller tiles, to fit in shared memory.
     """
     pairs = rows * kv_heads
     split_tokens = 64 if pairs < sms else 2048 if _fills(pairs, sms) else 256
     if token_bytes <= 512 and not _fills(pairs, sms):
-        # With few rows the linear behind is large beside attention, and started early it is in the way.
+        # With few rows the next linear is large compared to attention, and starting it early slows attention.
         return DecodeConfig(split_tokens=split_tokens, overlap="none" if pairs < sms else "early")
     config = DecodeConfig(
         block_tokens=32, split_tokens=split_tokens, num_stages=4 if token_bytes <= 1024 else 2
@@ -95,7 +95,7 @@ def decode_config(rows: int, kv_heads: int, sms: int = 132, token_bytes: int = 5
 
 
 def _fitting(config: DecodeConfig, token_bytes: int) -> DecodeConfig:
-    """With fewer stages, then smaller tiles, where the GPU has little shared memory."""
+    """With fewer stages, then smaller tiles, if the GPU has little shared memory."""
     room = shared_memory_bytes() - _BESIDE_TILES
     while (config.num_stages - 1) * config.block_tokens * token_bytes > room:
         if config.num_stages > 2:
@@ -247,13 +247,13 @@ def _decode_attend(
     LATE: tl.constexpr,
     PDL: tl.constexpr,
 ):
-    # KV heads first: the heads of a block are neighbours in memory, so are the programs that read them.
+    # KV heads first: the heads of a block are adjacent in memory, and so are the programs that read them.
     program = tl.program_id(0)
     head = program % K
     split = (program // K) % splits
     row = program // (K * splits)
     DTYPE: tl.constexpr = kv.dtype.element_ty
-    HEAD: tl.constexpr = 2 * BLOCK_SIZE * D  # numbers of one head in a block: keys, then values
+    HEAD: tl.constexpr = 2 * BLOCK_SIZE * D  # elements of one head in a block: keys, then values
     if not LATE:
         let_next_start(PDL)
     wait_for_inputs(PDL)
@@ -271,7 +271,7 @@ def _decode_attend(
         return
     begin = tl.maximum(position + 1 - window, 0)
     end = position if FUSED else position + 1  # of the tokens read from the cache
-    before = 0  # parts of this row that an earlier kernel has left
+    before = 0  # parts of this row from an earlier kernel
     if prefix_tokens is not None:
         begin = tl.load(prefix_tokens + row)
         before = tl.where(begin > 0, prefix_parts, 0)
@@ -282,7 +282,7 @@ def _decode_attend(
     start = tiles * split // parts
     stop = tiles * (split + 1) // parts
 
-    # The cache comes from afar: what the loop reads first is asked for before the queries are made.
+    # Reading the cache has a long latency: prefetch what the loop reads first, before computing queries.
     head_at = kv + head * HEAD
     table_at = tables + table_row.to(tl.int64) * table_stride
     if FETCH > 0:
@@ -299,7 +299,7 @@ def _decode_attend(
     total = tl.zeros((G_PAD,), tl.float32)
     acc = tl.zeros((G_PAD, D_PAD), tl.float32)
     if FUSED:
-        # One program owns the newest token: stores its key and value, and begins its sums with them.
+        # One program owns the newest token: it stores its key and value, and starts its sums with them.
         owner = split == parts - 1
         one = tl.arange(0, 1)[:, None]
         stored = owner & (d[None, :] < D)
@@ -327,13 +327,13 @@ def _decode_attend(
         score = capped(tl.sum(q.to(tl.float32) * key.to(tl.float32), axis=1), scale, softcap, SOFTCAP)
         top = tl.where(owner, score, top)
         total += tl.where(owner, 1.0, 0.0)
-        acc += value  # zeros where it is not the owner
+        acc += value  # zeros if this program is not the owner
     else:
         q_at = x + row.to(tl.int64) * row_stride + (head * G + g)[:, None] * D + d[None, :]
         q = tl.load(q_at, mask=inside, other=0.0)
 
-    # Block numbers are read a tile ahead, by hand: a load that waits for a load would halve the compiler's
-    # depth of prefetch for the keys and values.
+    # Block numbers are read one tile ahead, by hand: a load that depends on a load would halve the
+    # compiler's prefetch depth for the keys and values.
     for tile in range(start, stop):
         token = begin + tile * BLOCK_N + n
         seen = token < end

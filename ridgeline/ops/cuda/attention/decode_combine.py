@@ -1,8 +1,8 @@
-"""Partial results of split attention: where they lie, and how the parts of a row become its output.
+"""Partial results of split attention: their layout, and how the parts of a row become its output.
 
-A part is what attention over some of a row's tokens gives: the weighted values before division (acc), the
-largest score (top) and the sum of weights relative to it (total), all float32, scores in powers of two. Parts
-are always joined in the order of their places, so the result does not depend on which was ready first.
+A part is attention over some of a row's tokens: the weighted values before division (acc), the largest score
+(top) and the sum of weights relative to it (total), all float32, scores in powers of two. Parts are always
+combined in the order of their positions, so the result does not depend on which was ready first.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class DecodeScratch:
     counters: Tensor
 
     def require(self, rows: int, num_heads: int, num_kv_heads: int, head_dim: int, parts: int) -> None:
-        """Raise if the scratch is too small for so many parts per row."""
+        """Raise if the scratch is too small for this many parts per row."""
         if (
             self.counters.numel() < rows * num_kv_heads
             or self.acc.numel() < rows * num_heads * parts * head_dim
@@ -77,7 +77,7 @@ def join_parts(
         part = first + c
         some = (part[:, None] < parts) & (g[None, :] < G)
         at = part[:, None] * G + g[None, :]
-        # .cg: written by other multiprocessors in this launch, so the L1 must not answer.
+        # .cg: written by other multiprocessors in this launch, so the L1 cache must be bypassed.
         tops = tl.load(tops_at + 2 * at, mask=some, other=float("-inf"), cache_modifier=".cg")
         totals = tl.load(tops_at + 2 * at + 1, mask=some, other=0.0, cache_modifier=".cg")
         values = tl.load(
@@ -87,7 +87,7 @@ def join_parts(
             cache_modifier=".cg",
         )
         highest = tl.maximum(top, tl.max(tops, axis=0))
-        safe = tl.where(highest == float("-inf"), 0.0, highest)  # heads of the padding have no parts
+        safe = tl.where(highest == float("-inf"), 0.0, highest)  # padding heads have no parts
         weights = tl.exp2(tops - safe[None, :])
         kept = tl.exp2(top - safe)
         total = total * kept + tl.sum(weights * totals, axis=0)

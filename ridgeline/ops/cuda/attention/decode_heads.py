@@ -1,8 +1,8 @@
-"""What attention makes of a decode step's QKV sums before it starts: queries and keys, normed and rotated.
+"""Prepares a decode step's QKV sums for attention: queries and keys, normed and rotated.
 
 Triton functions called inside the kernels of decode_attention and shared_prefix, each of which needs the
-queries of its own rows and heads; ops/reference says what is rounded when. Loads are apart from arithmetic so
-that a kernel can have all of them on their way before the first wait.
+queries of its own rows and heads; ops/reference defines the rounding. Loads are separate from arithmetic so
+that a kernel can issue all of them before the first wait.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import triton.language as tl
 
 @triton.jit
 def summed(x, bias, at, bias_at, part_stride, mask, PARTS: tl.constexpr, DTYPE: tl.constexpr):
-    """Partial sums added up in order, plus bias, rounded once to the model's dtype; as float32."""
+    """Partial sums added in order, plus bias, rounded once to the model's dtype; as float32."""
     total = tl.load(x + at, mask=mask, other=0.0).to(tl.float32)
     for part in tl.static_range(1, PARTS):
         total += tl.load(x + part * part_stride + at, mask=mask, other=0.0).to(tl.float32)
@@ -24,7 +24,7 @@ def summed(x, bias, at, bias_at, part_stride, mask, PARTS: tl.constexpr, DTYPE: 
 
 @triton.jit
 def partner_of(d, HALF: tl.constexpr):
-    """The element that element d is rotated with; itself where it is left alone."""
+    """The element that element d is rotated with; itself if it is not rotated."""
     return tl.where(d < HALF, d + HALF, tl.where(d < 2 * HALF, d - HALF, d))
 
 
@@ -66,7 +66,7 @@ def norm_pairs(norm, D: tl.constexpr, D_PAD: tl.constexpr, HALF: tl.constexpr):
 
 @triton.jit
 def turns(cos_at, sin_at, D_PAD: tl.constexpr, HALF: tl.constexpr):
-    """Cosine and sine per element, the sine with the sign it has there: 1 and 0 where nothing turns."""
+    """Cosine and sine per element, the sine with its sign; 1 and 0 for elements that are not rotated."""
     d = tl.arange(0, D_PAD)[None, :]
     angle = tl.where(d < HALF, d, d - HALF)
     cos = tl.load(cos_at + angle, mask=d < 2 * HALF, other=1.0)
@@ -106,7 +106,7 @@ def capped(scores, scale, softcap, SOFTCAP: tl.constexpr):
 
 @triton.jit
 def fetch_into_l2(addresses):
-    """Ask for the 128-byte lines at these addresses; nothing waits for them. Not for the interpreter."""
+    """Prefetch the 128-byte lines at these addresses; nothing waits for them. Not for the interpreter."""
     tl.inline_asm_elementwise(
         "prefetch.global.L2 [$1]; mov.u32 $0, 0;",
         "=r,l",

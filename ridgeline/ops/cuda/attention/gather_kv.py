@@ -1,8 +1,8 @@
 """Copies the cached keys and values of a step's prefill rows into contiguous scratch, for loads by TMA.
 
-Scratch is [K · capacity, D] for keys and the same for values: head by head, rows one after the other as the
-plan places them, each padded with zeros to a multiple of GATHER_UNIT tokens. One layer at a time; attention
-reads it right after.
+Scratch is [K · capacity, D] for keys and the same for values: head by head, rows concatenated as the plan
+places them, each padded with zeros to a multiple of GATHER_UNIT tokens. One layer at a time; attention reads
+it right after.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from ridgeline.ops.cuda.launch import PDL, let_next_start, pdl_options, wait_for
 
 @dataclass(frozen=True, slots=True)
 class PrefillScratch:
-    """Room for the gathered keys and values of `capacity` tokens; shared by all layers and steps."""
+    """Space for the gathered keys and values of `capacity` tokens; shared by all layers and steps."""
 
     keys: Tensor
     values: Tensor
@@ -38,7 +38,7 @@ class PrefillScratch:
 
 
 def gather_scratch_tokens(step_tokens: int, max_context: int, limit: int = 1 << 17) -> int:
-    """A capacity that serves most steps: a few rows of full context; others read the cache directly.
+    """A capacity that is enough for most steps: a few rows of full context; others read the cache directly.
 
     At 8 KV heads of 128 in bfloat16, 131072 tokens take 512 MiB.
     """

@@ -1,10 +1,10 @@
 """Causal attention of prompt chunks (rows of one token or more) over the paged cache, already written.
 
 One program attends a tile of queries of one KV head: `block_m` rows are tokens × the query heads that share
-it, so its keys and values are read once for the whole group. Keys come in tiles at absolute positions
-0, block_n, 2 · block_n, … in order, never split: a token's bits depend on nothing but its own context, and
-`deterministic` only keeps one shape of tile for all steps. Keys come straight from the cache ("paged")
-or from a gathered copy by TMA, which pays when many queries of a row read them.
+it, so its keys and values are read once for the whole group. Keys are read in tiles at absolute positions
+0, block_n, 2 · block_n, … in order, never split: a token's bits depend only on its own context, and
+`deterministic` only keeps one tile shape for all steps. Keys are read directly from the cache ("paged") or
+from a gathered copy by TMA, which pays off when many queries of a row read them.
 """
 
 from __future__ import annotations
@@ -32,12 +32,12 @@ from ridgeline.ops.cuda.launch import (
 
 WIDENED = tl.constexpr(INTERPRETED)  # the interpreter multiplies bfloat16 as if it were integers
 WIDE_TILES = 144 << 10  # shared memory of a program with heads of 256
-GATHER_FROM_REUSE = 512  # tokens of a row in the step from which a gathered copy is worth its making
+GATHER_FROM_REUSE = 512  # tokens of a row in the step from which a gathered copy pays off
 
 
 @dataclass(frozen=True, slots=True)
 class PrefillConfig:
-    """Shape of a program's work; `gathered` reads the copy; `specialized` is a kernel of its own."""
+    """Shape of a program's work; `gathered` reads the copy; `specialized` uses a separate kernel."""
 
     block_m: int
     block_n: int
@@ -48,8 +48,8 @@ class PrefillConfig:
     turns: bool = False
 
 
-# Where the specialized kernel wins, as measured on an H200 (docs/performance/gpu-ledger.md): short rows over
-# long contexts, and contexts so long that its start does not count.
+# Where the specialized kernel is faster, as measured on an H200 (docs/performance/gpu-ledger.md): short rows
+# over long contexts, and contexts long enough that its start-up cost is negligible.
 FEW_TOKENS = 64
 SHORT_ROWS = 1024
 LONG_CONTEXT = 16_384
@@ -60,9 +60,9 @@ SPECIALIZED_LONG = PrefillConfig(128, 128, 4, 2, specialized=True)
 def prefill_config(
     head_dim: int, dtype: torch.dtype, gathered: bool = False, group: int = 1
 ) -> PrefillConfig:
-    """What fits, and runs best on Hopper; the shape of tiles is the same whether gathered or not.
+    """The config that fits and runs best on Hopper; tile shapes are the same, gathered or not.
 
-    group: query heads of a KV head, which lie in one tile.
+    group: query heads of a KV head, which are in one tile.
     """
     if dtype == torch.float32:  # multiplied without tensor cores: small tiles, or registers spill
         return PrefillConfig(max(16, triton.next_power_of_2(group)), 32, 8, 1, gathered)
@@ -96,8 +96,8 @@ def prefill_attention(
     """q [T, H, D], kv [num_blocks, K, 2, block_size, D] → out [T, H, D], for the tokens of the plan's rows.
 
     With a window of w a token sees itself and the w - 1 before; softcap c makes scores c · tanh(score / c).
-    `deterministic` never takes the gathered copy, so that steps of any shape run the same program. A row
-    whose context is 0 is written as zeros. block_size is a power of two; what lies outside contexts is never
+    `deterministic` never uses the gathered copy, so that steps of any shape run the same program. A row
+    whose context is 0 is written as zeros. block_size is a power of two; data outside contexts is never
     used.
     """
     _, num_heads, dim = q.shape
@@ -151,7 +151,7 @@ def prefill_attention(
 
 
 def _specialized_config(plan: PrefillViews, q: Tensor, group: int, block_size: int) -> PrefillConfig | None:
-    """The specialized kernel for this step, where it exists and wins."""
+    """The specialized kernel for this step, if it exists and is faster."""
     short = plan.reuse < SHORT_ROWS
     if (
         len(q) <= FEW_TOKENS
@@ -174,7 +174,7 @@ def is_hopper() -> bool:
 
 
 def _fits(scratch: PrefillScratch | None, plan: PrefillViews, dim: int, dtype: torch.dtype) -> bool:
-    """Whether the step's contexts have room in the scratch, and its rows are of a shape TMA can load."""
+    """Whether the step's contexts fit in the scratch, and TMA can load the shape of its rows."""
     shape_known = dim in (32, 64, 128, 256) and dtype != torch.float32
     return scratch is not None and plan.gathered_tokens <= scratch.capacity and shape_known
 
@@ -256,12 +256,12 @@ def _prefill_attend(
         clear = tl.minimum(tl.cdiv(tl.maximum(end - window, 0), BLOCK_N), tl.cdiv(end, BLOCK_N)) * BLOCK_N
     cut = tl.maximum((earliest + 1) // BLOCK_N * BLOCK_N, clear)
 
-    # A finite start of the maximum: a tile that shows a query nothing then leaves its bits alone.
+    # A finite initial maximum: a tile that is fully masked for a query then leaves its bits unchanged.
     top = tl.full([BLOCK_M], -1e38, tl.float32)
     total = tl.zeros([BLOCK_M], tl.float32)
     acc = tl.zeros([BLOCK_M, BLOCK_D], tl.float32)
     log2e: tl.constexpr = 1.4426950408889634
-    factor = (softcap if CAPPED else scale) * log2e  # from what the scores are in to powers of two
+    factor = (softcap if CAPPED else scale) * log2e  # converts scores to powers of two
     slope = 2.0 * log2e * scale / softcap if CAPPED else scale
     if WINDOWED:
         for n in tl.range(start, clear, BLOCK_N):
@@ -347,7 +347,7 @@ def _advance(
     BLOCK_N: tl.constexpr,
     PRECISION: tl.constexpr,
 ):
-    """One tile of keys more: the running maximum (in powers of two), the sum and the weighted values."""
+    """Process one more tile of keys: the running maximum (in powers of two), the sum and the values."""
     scores = _product(q, k.T, None, PRECISION)
     if CAPPED:
         scores = 1.0 - 2.0 / (1.0 + tl.exp2(scores * slope))  # tanh(score · scale / softcap)

@@ -1,7 +1,7 @@
-"""The plan of a step's prefill attention: which tiles of queries there are, longest first, where rows lie.
+"""The plan of a step's prefill attention: the tiles of queries, longest first, and the positions of rows.
 
-Made on the host with numpy from plain lists, once per step, read by every layer. `pack` gives it as one int32
-array, to be uploaded together with the step's other data; `device_views` finds its parts again in the
+Made on the host with numpy from plain lists, once per step, read by every layer. `pack` returns it as one
+int32 array, to be uploaded together with the step's other data; `device_views` finds its parts in the
 uploaded copy. Holds no keys or queries, launches nothing.
 """
 
@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
-GATHER_UNIT = 128  # tokens one program copies; rows of the gathered copy begin at its multiples
+GATHER_UNIT = 128  # tokens copied by one program; rows of the gathered copy start at its multiples
 ROW_FIELDS = 5  # of `PrefillPlan.rows`
 
 Ints = NDArray[np.int32]
@@ -22,7 +22,7 @@ Ints = NDArray[np.int32]
 
 @dataclass(frozen=True, slots=True)
 class PrefillViews:
-    """The plan on the device: int32 views into the step's upload, and the numbers the host must know."""
+    """The plan on the device: int32 views into the step's upload, and the numbers that the host needs."""
 
     rows: Tensor
     tiles: Tensor
@@ -34,9 +34,9 @@ class PrefillViews:
 
 @dataclass(frozen=True, slots=True)
 class PrefillPlan:
-    """What prefill attention does in one step, as host arrays.
+    """The work of prefill attention in one step, as host arrays.
 
-    rows   [R, 5]      table row, first token in the step, tokens in the step, context length, place of its
+    rows   [R, 5]      table row, first token in the step, tokens in the step, context length, position of its
                        first token in the gathered copy
     tiles  [tiles, 2]  row, first token within the row's tokens; the tile with most keys first
     units  [units, 2]  row, first position: the pieces of GATHER_UNIT tokens that are gathered
@@ -57,11 +57,11 @@ class PrefillPlan:
         return self.rows.size + self.tiles.size + self.units.size
 
     def pack(self) -> Ints:
-        """All of it as one int32 array of `packed_size` elements."""
+        """The whole plan as one int32 array of `packed_size` elements."""
         return np.concatenate([self.rows.ravel(), self.tiles.ravel(), self.units.ravel()])
 
     def device_views(self, buffer: Tensor) -> PrefillViews:
-        """The parts in `buffer`, a flat int32 device tensor that begins with (a copy of) `pack()`."""
+        """The parts in `buffer`, a flat int32 device tensor that starts with (a copy of) `pack()`."""
         first, second = self.rows.size, self.rows.size + self.tiles.size
         return PrefillViews(
             buffer[:first].view(-1, ROW_FIELDS),
@@ -81,10 +81,10 @@ def plan_prefill(
     table_rows: Sequence[int] | Ints,
     first_token: int = 0,
 ) -> PrefillPlan:
-    """Rows of `query_counts` tokens, packed in the step from `first_token` on; see `tile_tokens_of`.
+    """Rows of `query_counts` tokens, concatenated in the step from `first_token` on; see `tile_tokens_of`.
 
     context_lens: tokens of each row's sequence, this step's included; 0 marks a padded row (written as zeros)
-    table_rows: each row's place in the table of block tables
+    table_rows: each row's index in the table of block tables
     """
     counts = np.asarray(query_counts, dtype=np.int32)
     contexts = np.asarray(context_lens, dtype=np.int32)
@@ -106,7 +106,7 @@ def plan_prefill(
 
 
 def _pieces(counts: Ints, size: int) -> Ints:
-    """[sum(counts), 2]: every row's index, once per piece, and where the piece begins within the row."""
+    """[sum(counts), 2]: every row's index, once per piece, and the offset of the piece in the row."""
     owners = np.repeat(np.arange(len(counts), dtype=np.int32), counts)
     firsts = np.cumsum(counts, dtype=np.int64) - counts
     begins = (np.arange(len(owners)) - firsts[owners]) * size

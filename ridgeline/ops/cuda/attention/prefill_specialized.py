@@ -1,10 +1,10 @@
-"""Prefill attention for Hopper, with roles for its warps: one loads, two groups of four compute.
+"""Prefill attention for Hopper with specialized warps: one loads, two groups of four compute.
 
-The loading warp copies blocks of the paged cache by TMA, straight to where the tensor cores read them; it
-runs ahead of the computing groups, which own 64 rows of the tile each and meet it at barriers only. A group's
-softmax of one tile runs while its tensor cores weigh the values of the tile before. Same tiles and same order
-of keys as the plain kernel. Bfloat16 and float16, heads of 128, no window, no softcap; the plain kernel does
-the rest.
+The loading warp copies blocks of the paged cache by TMA to where the tensor cores read them; it runs ahead of
+the computing groups, which own 64 rows of the tile each and synchronize with it only at barriers. A group's
+softmax of one tile runs while its tensor cores multiply the values of the previous tile. Same tiles and same
+order of keys as the plain kernel. Bfloat16 and float16, heads of 128, no window, no softcap; the plain kernel
+does the rest.
 """
 
 from __future__ import annotations
@@ -27,14 +27,14 @@ from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 from ridgeline.ops.cuda.attention.prefill_plan import PrefillViews
 from ridgeline.ops.cuda.launch import PDL, pdl_options
 
-# Triton 3.7 has another name for it.
+# Triton 3.7 renamed it.
 thread_barrier = gl.thread_barrier if hasattr(gl, "thread_barrier") else gl.barrier
 
-HALF = 64  # columns of 128 bytes: what one swizzled TMA box spans; also the rows of a computing group
+HALF = 64  # columns of 128 bytes: the span of a swizzled TMA box; also the rows of a computing group
 
 
 def can_specialize(head_dim: int, group: int, block_size: int, dtype: torch.dtype) -> bool:
-    """Whether this kernel knows the shape; it takes a Hopper GPU, no window and no softcap as well."""
+    """Whether this kernel supports the shape; it also needs a Hopper GPU, no window and no softcap."""
     shape_known = head_dim == 2 * HALF and HALF % group == 0 and block_size in (16, 32, 64)
     return shape_known and dtype in (torch.bfloat16, torch.float16)
 
@@ -52,7 +52,7 @@ def specialized_attention(
     turns: bool = False,
     programs: int | None = None,
 ) -> None:
-    """As `prefill_attention`, for shapes of `can_specialize` and a plan of tiles of 128 rows.
+    """Like `prefill_attention`, for shapes of `can_specialize` and a plan of tiles of 128 rows.
 
     `programs`, one per multiprocessor, share the tiles of all KV heads; `turns` makes the computing groups
     start their products alternately.
@@ -100,10 +100,10 @@ def _multiprocessors(device: int) -> int:
 
 @gluon.jit
 def _item(turn, tiles, rows_ptr, tiles_ptr, KV_HEADS: gl.constexpr, GROUP: gl.constexpr):
-    """What the program does in its turn: a tile of a KV head, or nothing more.
+    """The program's next item: a tile of a KV head, or none.
 
-    Tiles of a head follow one another, longest first. Programs take them back and forth, so that who had
-    the longest of one round has the shortest of the next.
+    Tiles of a head are consecutive, longest first. Programs take them back and forth, so that the program
+    with the longest tile of one round gets the shortest of the next.
     """
     programs = gl.num_programs(0)
     place = gl.program_id(0)
@@ -119,7 +119,7 @@ def _item(turn, tiles, rows_ptr, tiles_ptr, KV_HEADS: gl.constexpr, GROUP: gl.co
     begin = gl.load(rows_ptr + 5 * row + 1)
     count = gl.load(rows_ptr + 5 * row + 2)
     context = gl.load(rows_ptr + 5 * row + 3)
-    # A padded row has no keys, yet takes one tile of zeros, so that all warps go through the same motions.
+    # A padded row has no keys, but processes one tile of zeros, so that all warps run the same code.
     end = gl.maximum(gl.minimum(context - count + first + 128 // GROUP, context), 1)
     return more, head, table, begin, first, count, context, end
 
@@ -144,9 +144,9 @@ def _load(
     BLOCK_N: gl.constexpr,
     STAGES: gl.constexpr,
 ):
-    """The loading warp: every item's queries, tiles of keys and of values, as their places become free."""
+    """The loading warp: every item's queries, tiles of keys and of values, as slots become free."""
     stage = 0
-    phase = 1  # nothing was read yet: the first wait for a free place must not block
+    phase = 1  # nothing was read yet: the first wait for a free slot must not block
     turn = 0
     more, head, table, begin, first, _, context, end = _item(
         turn, tiles, rows_ptr, tiles_ptr, KV_HEADS, GROUP
@@ -217,7 +217,7 @@ def _copy_queries(q_desc, token, head, shared, full, GROUP: gl.constexpr):
 def _weigh(
     scores, top, total, positions, n, factor, CUT: gl.constexpr, BLOCK_N: gl.constexpr, LAYOUT: gl.constexpr
 ):
-    """Softmax of one tile: its weights, the decay of what came before, the new maximum and sum."""
+    """Softmax of one tile: its weights, the decay of earlier tiles, the new maximum and sum."""
     if CUT:
         columns = n + gl.arange(0, BLOCK_N, layout=gl.SliceLayout(0, LAYOUT))
         scores = gl.where(positions[:, None] >= columns[None, :], scores, float("-inf"))
@@ -266,7 +266,7 @@ def _step(
     OPERAND: gl.constexpr,
     ACC: gl.constexpr,
 ):
-    """Scores and softmax of a tile whose keys are there, while the values of the tile before are weighed.
+    """Scores and softmax of a tile whose keys are loaded, while the previous tile's values are multiplied.
 
     number: of the tile, counted from the program's first; more: whether a tile of the same item follows
     """
@@ -281,7 +281,7 @@ def _step(
     mbarrier.arrive(bars.index(stage))
     soft, decay, top, total = _weigh(scores, top, total, positions, n, factor, CUT, BLOCK_N, SCORES)
     following = gl.convert_layout(soft.to(weights.dtype), OPERAND)
-    # The next keys are awaited here, not where they are used: the loop that waits keeps the assembler from
+    # Wait for the next keys here, not where they are used: the waiting loop prevents the assembler from
     # moving the softmax behind the wait for the values.
     mbarrier.wait(bars.index(STAGES + (number + 1) % STAGES), (number + 1) // STAGES & 1, pred=more)
     acc, weights = warpgroup_mma_wait(num_outstanding=0, deps=[weighed, weights])
@@ -313,7 +313,7 @@ def _compute(
     ACC: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, 128, 16])
     OPERAND: gl.constexpr = gl.DotOperandLayout(0, ACC, 2)
     COPY: gl.constexpr = gl.BlockedLayout([1, 8], [2, 16], [4, 1], [1, 0])
-    # In this layout a row of 128 lies as two halves, each with all rows: as they were copied.
+    # In this layout a row of 128 is stored as two halves, each with all rows, as they were copied.
     SHARED: gl.constexpr = gl.NVMMASharedLayout(128, 16, rank=2)
     keys = key_blocks._reinterpret(dtype, [STAGES, BLOCK_N, 128], SHARED)
     values = value_blocks._reinterpret(dtype, [STAGES, BLOCK_N, 128], SHARED)
@@ -333,7 +333,7 @@ def _compute(
         positions = earliest + rows // GROUP
         last = (end - 1) // BLOCK_N  # tile of keys
         clear = (earliest + 1) // BLOCK_N  # this many tiles are seen by every query
-        # A finite start of the maximum: a tile that shows a query nothing then leaves its bits alone.
+        # A finite initial maximum: a tile that is fully masked for a query then leaves its bits unchanged.
         top = gl.full([64], -1e38, gl.float32, layout=gl.SliceLayout(1, SCORES))
         total = gl.full([64], 0.0, gl.float32, layout=gl.SliceLayout(1, SCORES))
         acc = gl.full([64, 128], 0.0, gl.float32, layout=ACC)
@@ -366,8 +366,8 @@ def _compute(
         stage = number % STAGES
         mbarrier.wait(bars.index(3 * STAGES + stage), number // STAGES & 1)
         if (last + 1) * BLOCK_N > context:
-            # What the cache holds beyond the context may be anything, NaN included, and 0 · NaN is NaN. Both
-            # groups write the same zeros over it.
+            # The cache beyond the context may contain anything, NaN included, and 0 · NaN is NaN. Both groups
+            # write the same zeros over it.
             inside = last * BLOCK_N + gl.arange(0, BLOCK_N, layout=gl.SliceLayout(1, COPY)) < context
             tail = values.index(stage)
             tail.store(gl.where(inside[:, None], tail.load(COPY), 0.0).to(dtype))
@@ -429,14 +429,14 @@ def _attend_specialized(
     values = gl.allocate_shared_memory(dtype, [STAGES * 2 * BLOCKS, BLOCK_SIZE, 64], SHARED)
     bars = gl.allocate_shared_memory(gl.int64, [4 * STAGES + 4, 1], mbarrier.MBarrierLayout())
     for stage in gl.static_range(STAGES):
-        mbarrier.init(bars.index(stage), count=2)  # keys are free: both groups say so
-        mbarrier.init(bars.index(STAGES + stage), count=1)  # keys are there
+        mbarrier.init(bars.index(stage), count=2)  # keys are free: both groups arrive
+        mbarrier.init(bars.index(STAGES + stage), count=1)  # keys are loaded
         mbarrier.init(bars.index(2 * STAGES + stage), count=2)  # values are free
-        mbarrier.init(bars.index(3 * STAGES + stage), count=1)  # values are there
+        mbarrier.init(bars.index(3 * STAGES + stage), count=1)  # values are loaded
     mbarrier.init(bars.index(4 * STAGES), count=2)  # queries are free
-    mbarrier.init(bars.index(4 * STAGES + 1), count=1)  # queries are there
-    mbarrier.init(bars.index(4 * STAGES + 2), count=1)  # the first group's turn
-    mbarrier.init(bars.index(4 * STAGES + 3), count=1)  # the second's
+    mbarrier.init(bars.index(4 * STAGES + 1), count=1)  # queries are loaded
+    mbarrier.init(bars.index(4 * STAGES + 2), count=1)  # the first group may start
+    mbarrier.init(bars.index(4 * STAGES + 3), count=1)  # the second group may start
     fence_async_shared()
     gl.warp_specialize(
         [

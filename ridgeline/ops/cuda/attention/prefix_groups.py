@@ -1,4 +1,4 @@
-"""Which rows of a decode step share their first KV blocks, and how such rows are cut into tiles.
+"""Finds the rows of a decode step that share their first KV blocks, and splits them into tiles.
 
 Called by the runner when the batch has changed; the results are copied to the device for `shared_prefix`.
 Plain Python: imports neither torch nor triton.
@@ -10,7 +10,7 @@ from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-LEAST_ROWS = 4  # fewer read their shared tokens from L2 about as fast
+LEAST_ROWS = 4  # fewer rows read their shared tokens from L2 about as fast
 LEAST_TOKENS = 256
 
 
@@ -41,9 +41,9 @@ def find_shared_prefixes(
 ) -> tuple[list[int], list[PrefixGroup]]:
     """An order of the rows (old indices) in which groups are contiguous, and the groups in it.
 
-    Rows with the same first block are one group over what all of them share, unless a part of them, with
-    more in common, would save more reads. Groups come first, then the rows that share too little, both in
-    their old order. A block that a row is still to write into is never shared, so tables may be given whole.
+    Rows with the same first block are one group over their common prefix, unless a subset with a longer
+    prefix would save more reads. Groups come first, then the rows that share too little, both in their old
+    order. A block that a row will still write is never shared, so whole tables may be passed.
     """
     by_first: dict[int, list[int]] = defaultdict(list)
     for row, table in enumerate(tables):
@@ -63,7 +63,7 @@ def find_shared_prefixes(
 def prefix_tiles(
     groups: Sequence[PrefixGroup], rows: int, tiles: int, rows_per_tile: int, block_size: int = 16
 ) -> PrefixTiles:
-    """Groups cut into at most `tiles` tiles of rows; those that save least are left out if need be."""
+    """Groups split into at most `tiles` tiles of rows; groups that save least are left out if necessary."""
     result = PrefixTiles([0] * tiles, [0] * tiles, [0] * tiles, [0] * rows)
     used = 0
     for group in sorted(groups, key=lambda group: -(group.rows - 1) * group.blocks):
@@ -84,7 +84,7 @@ def prefix_tiles(
 def _best_groups(
     tables: Sequence[Sequence[int]], rows: list[int], least_rows: int, least_blocks: int
 ) -> list[tuple[list[int], int]]:
-    """Groups among rows that begin alike: all of them, or, if that saves more, those after each fork."""
+    """Groups among rows with a common start: all of them, or, if that saves more, those after each fork."""
     if len(rows) < least_rows:
         return []
     blocks = _common_blocks(tables, rows)
@@ -104,14 +104,15 @@ def _best_groups(
 
 
 def _saved(groups: Sequence[tuple[list[int], int]]) -> int:
-    """Blocks that need not be read again."""
+    """The number of block reads saved."""
     return sum((len(rows) - 1) * blocks for rows, blocks in groups)
 
 
 def _common_blocks(tables: Sequence[Sequence[int]], rows: Sequence[int]) -> int:
-    """Blocks at the beginning that all these tables have in common.
+    """The number of leading blocks that all these tables have in common.
 
-    By bisection: a block of the prefix cache has one history, so tables equal at a place are equal before it.
+    By bisection: a block of the prefix cache has one history, so tables equal at a position are equal before
+    it.
     """
     model = tables[rows[0]]
     low, high = 0, min(len(tables[row]) for row in rows)

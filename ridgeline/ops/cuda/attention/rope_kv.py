@@ -2,7 +2,7 @@
 
 One pass over memory. A program has one token and several heads, so that a row of the rope tables is read once
 for all of them. The cache of a layer is [num_blocks, K, 2, block_size, D]: per block and KV head its keys,
-then its values. Decode steps fuse this into their attention; here are the steps with prompt tokens.
+then its values. Decode steps fuse this into their attention; this is for steps with prompt tokens.
 """
 
 from __future__ import annotations
@@ -38,17 +38,17 @@ def rope_write(
     bias: Tensor | None = None,
     tile: tuple[int, int] | None = None,
 ) -> None:
-    """Queries to q_out [T, H, D]; keys and values into the cache `kv` at `slots` (-1: nowhere).
+    """Write queries to q_out [T, H, D], keys and values to the cache `kv` at `slots` (-1: not stored).
 
     `qkv` is [T, (H + 2 K) D], or its partial sums [S, T, (H + 2 K) D]. cos and sin are the tables [positions,
-    dim / 2] in float32, rotated as in ops/reference: elements from `dim` on are left alone. q_norm and k_norm
-    [D] come together or not at all. `tile` is for measurements.
+    dim / 2] in float32, rotated as in ops/reference: elements from `dim` on are not rotated. Give both q_norm
+    and k_norm [D], or neither. `tile` is for measurements.
     """
     rows = qkv.shape[-2]
     if rows == 0:
         return
     if (q_norm is None) != (k_norm is None):
-        raise ValueError("q_norm and k_norm come together or not at all")
+        raise ValueError("give both q_norm and k_norm, or neither")
     head_dim, half = kv.shape[-1], cos.shape[-1]
     heads = num_heads + 2 * num_kv_heads
     together, warps = tile or rope_tile(heads, head_dim)
@@ -84,7 +84,7 @@ def rope_write(
 def _load_part(
     qkv, bias, base, head, column, mask, split_stride, dtype, D: tl.constexpr, SPLITS: tl.constexpr
 ):
-    """[heads, columns] of one token: summed, with the bias, rounded; float32 again."""
+    """[heads, columns] of one token: summed, with the bias, rounded; as float32."""
     offsets = head[:, None] * D + column[None, :]
     x = sum_of_splits(qkv + base, offsets, mask, split_stride, SPLITS)
     if bias is not None:
@@ -97,8 +97,8 @@ def _scaled(
     x, scale, q_norm, k_norm, head, column, inside, dtype,
     H: tl.constexpr, K: tl.constexpr, HEADS: tl.constexpr,
 ):  # fmt: skip
-    """The norm of queries and keys, each with its own weight, rounded; values are left alone."""
-    if H % HEADS == 0:  # no program has both: one weight to read
+    """The norm of queries and keys, each with its own weight, rounded; values are not changed."""
+    if H % HEADS == 0:  # no program has both, so only one weight is read
         own = tl.where(tl.program_id(1) * HEADS < H, q_norm, k_norm)
         weight = tl.load(own + column[None, :], mask=inside[None, :], other=0.0)
     else:

@@ -1,8 +1,8 @@
 """Attention of decode rows over the prefix they share: its keys and values are read once for many rows.
 
-Rows that begin with the same blocks (one system prompt, many users) stand beside each other in a step; a tile
-of them is one matrix product per KV head. The results are partial: `decode_attention` starts each row after
-its prefix and joins both. What is shared is known on the device alone: a CUDA graph holds for any grouping.
+Rows that start with the same blocks (one system prompt, many users) are adjacent in a step; a tile of them is
+one matrix product per KV head. The results are partial: `decode_attention` starts each row after its prefix
+and combines both. The grouping is read on the device only, so a CUDA graph is valid for any grouping.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ from ridgeline.ops.cuda.launch import (
     wait_for_inputs,
 )
 
-_LARGE = 227 << 10  # shared memory with room for tiles of 128 heads of any width
+_LARGE = 227 << 10  # shared memory that fits tiles of 128 heads of any width
 
 
 @dataclass(frozen=True, slots=True)
 class SharedPrefix:
-    """Which rows share what, as int32 on the device; `prefix_groups.prefix_tiles` makes the numbers.
+    """The shared prefixes, as int32 on the device; `prefix_groups.prefix_tiles` makes the numbers.
 
     first_rows [tiles]  first row of each tile of rows
     row_counts [tiles]  its rows, at most `rows_per_tile`; 0: no tile
@@ -55,13 +55,13 @@ class PrefixConfig:
 
 
 def rows_per_tile(num_heads: int, num_kv_heads: int, config: PrefixConfig | None = None) -> int:
-    """Rows of the step that one tile of `SharedPrefix` may hold."""
+    """Rows of the step that one tile of `SharedPrefix` may have."""
     heads = (config or prefix_config()).tile_heads
     return max(1, heads // int(triton.next_power_of_2(num_heads // num_kv_heads)))
 
 
 def prefix_parts(rows: int, num_heads: int, num_kv_heads: int, sms: int = 132) -> int:
-    """How often to split each prefix: about one program per multiprocessor when all rows share one."""
+    """The number of parts of each prefix: about one program per multiprocessor when all rows share one."""
     tiles = triton.cdiv(rows, rows_per_tile(num_heads, num_kv_heads))
     return int(max(1, min(16, sms // (tiles * num_kv_heads))))
 
@@ -69,7 +69,7 @@ def prefix_parts(rows: int, num_heads: int, num_kv_heads: int, sms: int = 132) -
 def prefix_config(token_bytes: int = 512) -> PrefixConfig:
     """token_bytes: key and value of one KV head; wide ones get smaller tiles, to fit in shared memory.
 
-    How many heads are in a tile depends on the GPU alone: tiles are made by those who know no widths.
+    The number of heads in a tile depends only on the GPU: the code that makes tiles does not know widths.
     """
     if shared_memory_bytes() < _LARGE:
         if token_bytes <= 1024:
@@ -102,7 +102,7 @@ def shared_prefix_attention(
     softcap: float | None = None,
     config: PrefixConfig | None = None,
 ) -> None:
-    """The parts of every row's attention over its shared prefix, into the scratch.
+    """Write the parts of every row's attention over its shared prefix to the scratch.
 
     Arguments as in `decode_attention`, which must follow with the same scratch, `splits` and prefix. The
     config must be the one whose `rows_per_tile` the tiles were made with.
@@ -261,7 +261,7 @@ def _attend_prefix(
         acc = tl.dot(weights.to(DTYPE), values, acc * kept[:, None], input_precision="ieee")
         top = highest
 
-    # A part without tokens is written as well (top -inf, sums 0): every row of a group has all the parts.
+    # A part without tokens is written too (top -inf, sums 0): every row of a group has all the parts.
     place = ((row * K + head).to(tl.int64) * (prefix_parts + splits) + part) * G + g
     tl.store(acc_parts + (place * D)[:, None] + d[None, :], acc, mask=real[:, None] & (d[None, :] < D))
     tl.store(top_parts + 2 * place, top, mask=real)

@@ -1,9 +1,9 @@
-"""Linears of some tens to some hundreds of tokens, on the tensor cores, at the pace of reading the weights.
+"""Linears of tens to hundreds of tokens, on the tensor cores, at the speed of reading the weights.
 
-The weight is the left operand (outᵀ = weight · xᵀ): a tile is many weight rows by all the tokens there are,
-so a small batch wastes nothing. K is split over programs where a weight has too few rows for every SM; the
-partial sums then go to their consumer as float32. `fixed_linear` is the deterministic mode's: one tile shape
-and one order of K for every number of tokens.
+The weight is the left operand (outᵀ = weight · xᵀ): a tile is many weight rows by all the tokens, so a small
+batch wastes nothing. K is split over programs if a weight has too few rows for every SM; the partial sums
+then go to their consumer as float32. `fixed_linear` is for deterministic mode: one tile shape and one order
+of K for every number of tokens.
 """
 
 from __future__ import annotations
@@ -33,8 +33,8 @@ class TileConfig:
     block_k: int
     num_warps: int
     num_stages: int
-    descriptors: bool = True  # tiles come by the bulk copy engine, where rows are aligned to 16 bytes
-    prefetch: int = 512  # bytes of each weight row asked into L2 before the kernel in front is done
+    descriptors: bool = True  # tiles are loaded by the bulk copy engine, if rows are aligned to 16 bytes
+    prefetch: int = 512  # bytes of each weight row prefetched into L2 before the previous kernel is done
 
 
 FIXED = TileConfig(block_n=64, block_t=128, block_k=64, num_warps=4, num_stages=4)
@@ -49,9 +49,9 @@ def token_bucket(tokens: int) -> int:
 
 
 def tile_config(tokens: int, n: int, k: int, *, gated: bool = False) -> TileConfig:
-    """What is used for 16-bit weights unless the caller says otherwise; `n` is F where `gated`."""
+    """The default for 16-bit weights; `n` is F if `gated`."""
     block_t = token_bucket(tokens)
-    few = n * k < 1 << 23  # such a weight is read in a few µs: many small tiles rather than few splits
+    few = n * k < 1 << 23  # such a weight is read in a few µs: use many small tiles rather than few splits
     if block_t == 256:
         return TileConfig(64 if gated else 128, 256, 64, num_warps=8, num_stages=3)
     if few:
@@ -65,27 +65,27 @@ def tile_config(tokens: int, n: int, k: int, *, gated: bool = False) -> TileConf
 
 
 def splits_for(tokens: int, n: int, k: int, config: TileConfig | None = None) -> int:
-    """How many parts K is cut into for `split_linear`: the S that leaves the busiest SM the least to do.
+    """The number of parts of K for `split_linear`: the S that leaves the busiest SM the least work.
 
-    Depends on the shape and the bucket of tokens alone, so buffers can be planned ahead.
+    Depends only on the shape and the bucket of tokens, so buffers can be planned ahead.
     """
     config = config or tile_config(tokens, n, k)
     tiles = -(-n // config.block_n)
     steps = -(-k // config.block_k)
 
     def cost(splits: int) -> float:
-        """Steps of the busiest SM; partial sums are written and read, beside the weights' 2 bytes · K."""
+        """Steps of the busiest SM; partial sums are written and read, besides the weights' 2 bytes · K."""
         return -(-tiles * splits // SMS) * -(-steps // splits) * (1 + splits * 4 * config.block_t / k)
 
     most = max(1, min(16, steps // 2, 2 * SMS // tiles))
     best = min(range(1, most + 1), key=cost)
-    return -(-steps // -(-steps // best))  # none of them empty
+    return -(-steps // -(-steps // best))  # none of them is empty
 
 
 def split_linear(x: Tensor, weight: Tensor, partials: Tensor, config: TileConfig | None = None) -> None:
     """x [T, K] times weight [N, K] transposed: partials [S, T, N] float32, one sum for each S-th of K.
 
-    The consumer adds them in order 0..S-1, then the bias. `splits_for` says which S is good; any is right.
+    The consumer adds them in order 0..S-1, then the bias. `splits_for` returns a fast S; any is correct.
     """
     assert partials.dtype == torch.float32, "partial sums are float32"
     assert partials.shape[1:] == (x.shape[0], weight.shape[0]), "partials are not [S, T, N]"
@@ -101,12 +101,10 @@ def linear_into(
 
 
 def fixed_linear(x: Tensor, weight: Tensor, out: Tensor, bias: Tensor | None = None) -> None:
-    """As `linear_into`, for any number of tokens; a row's result has the same bits in every batch."""
+    """Like `linear_into`, for any number of tokens; a row's result has the same bits in every batch."""
     config = _FLOAT32 if x.dtype == torch.float32 else FIXED
     if config is FIXED and _grid(x, weight.shape[0], config)[0] <= SMS:
-        config = replace(
-            FIXED, num_stages=8
-        )  # more weights in flight, where an SM has one tile: the same bits
+        config = replace(FIXED, num_stages=8)  # more weights in flight if an SM has one tile: the same bits
     _launch_linear(x, weight, out, bias, config, splits=1)
 
 
@@ -166,7 +164,7 @@ def _default(x: Tensor, n: int, *, gated: bool = False) -> TileConfig:
 
 
 def _aligned(config: TileConfig, x: Tensor, weight: Tensor) -> TileConfig:
-    """Without the bulk copies where rows or tensors do not start at multiples of 16 bytes."""
+    """Without bulk copies if rows or tensors do not start at multiples of 16 bytes."""
     apart = x.shape[1] * x.element_size() % 16 == 0 and all(t.data_ptr() % 16 == 0 for t in (x, weight))
     return config if apart else replace(config, descriptors=False, prefetch=0)
 
@@ -176,7 +174,7 @@ def _grid(x: Tensor, n: int, config: TileConfig) -> tuple[int]:
 
 
 def _operands(x: Tensor, weight: Tensor, config: TileConfig) -> tuple[Any, ...]:
-    """Both as pointers (the prefetch wants one) and, where used, as descriptors."""
+    """Both as pointers (for the prefetch) and, if used, as descriptors."""
     if not config.descriptors:
         return x, weight, None, None
     x_tiles = TensorDescriptor.from_tensor(x, [config.block_t, config.block_k])
@@ -199,7 +197,7 @@ def _options(config: TileConfig) -> dict[str, Any]:
     return {"num_warps": config.num_warps, "num_stages": config.num_stages, **pdl_options()}
 
 
-# Numbers that change from step to step are not specialised on: a kernel compiled in mid-service is a stall.
+# Numbers that change between steps are not specialised on: compiling a kernel while serving is a stall.
 @triton.jit(do_not_specialize=["tokens"])
 def _linear_kernel(
     x,
@@ -286,7 +284,7 @@ def _gated_linear_kernel(
                 weight, weight_tiles, first_row + n, start, 2 * n, K, BLOCK_N, BLOCK_K, EVEN, DESCRIPTORS
             )
             ups = _dot(u, acts, ups)
-    else:  # a tile of the tensor cores has 64 rows at least: half of them gates, half of them ups
+    else:  # a tensor-core tile has at least 64 rows: half of them gates, half ups
         row = tl.arange(0, 2 * BLOCK_N)
         both = tl.minimum(first_row + row % BLOCK_N, n - 1) + row // BLOCK_N * n
         sums = tl.zeros((2 * BLOCK_N, BLOCK_T), tl.float32)
@@ -366,7 +364,7 @@ def _prefetch(
     PREFETCH: tl.constexpr,
     PDL: tl.constexpr,
 ):
-    """Ask for the start of every weight row of the tile: it comes to L2 while the kernel in front ends."""
+    """Prefetch the start of every weight row of the tile into L2 while the previous kernel ends."""
     if PDL and PREFETCH > 0:
         rows = tl.minimum(first_row + tl.arange(0, BLOCK_N), count - 1)
         column = tl.minimum(begin, K - PREFETCH // 2)

@@ -1,9 +1,9 @@
 """Linears of some tokens on Hopper that keep the weights streaming from one kernel into the next.
 
-A program's ring of shared memory is filled with its first weights before the program waits for the kernel in
-front: they come while that one ends, and while a norm between the two runs. Tiles are boxes of 64 weight rows
-by 64 of K, copied by TMA and multiplied where they lie; several boxes share one tile of x, which comes from
-L2 as often as there are programs. For 16-bit weights whose rows are multiples of 16 bytes.
+A program fills its ring of shared memory with its first weights before it waits for the previous kernel: they
+are loaded while that one ends, and while a norm between the two runs. Tiles are boxes of 64 weight rows by 64
+of K, copied by TMA and multiplied in place; several boxes share one tile of x, which is read from L2 once per
+program. For 16-bit weights whose rows are multiples of 16 bytes.
 """
 
 from __future__ import annotations
@@ -28,46 +28,47 @@ from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 from ridgeline.ops.cuda.launch import INTERPRETED, PDL, capability, pdl_options
 
 SMS = 132
-BOX = 64  # rows of a box, and the step along K: 128 bytes, what a swizzled copy spans
-SHARED_BYTES = 233472  # of a multiprocessor; a program takes 1024 more than it asks for
-SMALL_WEIGHT = 1 << 23  # numbers: 16 MiB of them
+BOX = 64  # rows of a box, and the step along K: 128 bytes, the span of a swizzled copy
+SHARED_BYTES = 233472  # per multiprocessor; a program uses 1024 more than it requests
+SMALL_WEIGHT = 1 << 23  # elements: 16 MiB of them
 MOST_TOKENS = 128
 MOST_STAGES = 16
-_REGISTERS = {1: 128, 2: 96, 3: 72}  # of a thread: they leave room for the norm behind
+_REGISTERS = {1: 128, 2: 96, 3: 72}  # per thread: they leave room for the next norm
 
 
 @dataclass(frozen=True, slots=True)
 class StreamConfig:
-    """How one shape is cut: boxes per program, parts of K, and programs that share a multiprocessor."""
+    """How one shape is split: boxes per program, parts of K, and programs per multiprocessor."""
 
     boxes: int
     splits: int
-    together: int = 1  # the ring takes this part of shared memory, so no more programs than this fit
-    early: bool = True  # the next kernel may start when all programs of this one have, not when they end
+    together: int = 1  # the ring takes this fraction of shared memory, so at most this many programs fit
+    # The next kernel may start when all programs of this one have started, not when they end.
+    early: bool = True
 
 
 def can_stream(tokens: int, weight: Tensor) -> bool:
-    """Whether this kernel knows the shape and the machine."""
+    """Whether this kernel supports the shape and the machine."""
     return _hopper(weight.device) and shapes_stream(tokens, weight.shape[0], weight.shape[1], weight.dtype)
 
 
 def shapes_stream(tokens: int, n: int, k: int, dtype: torch.dtype) -> bool:
-    """Whether this kernel knows the shape."""
+    """Whether this kernel supports the shape."""
     wide = dtype in (torch.bfloat16, torch.float16)
     return wide and tokens <= MOST_TOKENS and k % 8 == 0 and n % 16 == 0
 
 
 @cache
 def _hopper(device: torch.device) -> bool:
-    """Tensors without memory are rehearsed with as if they were on the GPU."""
+    """Tensors without memory are treated as if they were on the GPU."""
     return not INTERPRETED and device.type != "cpu" and (capability() or 0) // 10 == 9
 
 
 @cache
 def stream_config(tokens: int, n: int, k: int, *, gated: bool = False) -> StreamConfig:
-    """The cut that leaves the busiest multiprocessor the least to do; `n` counts the weight's rows.
+    """The split that leaves the busiest multiprocessor the least work; `n` counts the weight's rows.
 
-    Depends on the shape and the bucket of tokens alone, so buffers can be planned ahead.
+    Depends only on the shape and the bucket of tokens, so buffers can be planned ahead.
     """
     block_t = token_block(tokens)
     candidates = [
@@ -78,7 +79,7 @@ def stream_config(tokens: int, n: int, k: int, *, gated: bool = False) -> Stream
         if boxes * block_t <= 384 and _programs(n, boxes, splits) > (together - 1) * SMS
     ]
     best = min(candidates, key=lambda config: _cost(config, block_t, n, k))
-    # A small weight's kernel is over in a few µs: half the ring leaves room for the next one's beside it.
+    # A small weight's kernel ends in a few µs: half the ring leaves room for the next kernel.
     return replace(best, together=2) if n * k < SMALL_WEIGHT and block_t <= 64 else best
 
 
@@ -96,7 +97,7 @@ def _cost(config: StreamConfig, block_t: int, n: int, k: int) -> float:
 
 
 def stages_of(config: StreamConfig, block_t: int) -> int:
-    """As many as the program's part of shared memory holds, used or not: they keep others away."""
+    """As many as the program's share of shared memory holds, used or not: this keeps others away."""
     stage = (BOX * config.boxes + block_t) * BOX * 2
     return min(MOST_STAGES, (SHARED_BYTES // config.together - 1024 - 256) // stage)
 
@@ -117,7 +118,7 @@ def stream_linear(
     """x [T, K] times weight [N, K] transposed, where `can_stream`.
 
     out [S, T, N] float32: partial sums, without a bias. out [T, N]: the sum, plus the bias, rounded. With an
-    activation, weight's rows are F gates above F ups, and out [T, F] = act(gate) · up, rounded as the
+    activation, weight's rows are F gates, then F ups, and out [T, F] = act(gate) · up, rounded as the
     reference.
     """
     tokens, k = x.shape
@@ -160,7 +161,7 @@ def stream_linear(
 
 @gluon.jit
 def _copy_weights(w_tiles, first_box, column, weights, full, stage, BOXES: gl.constexpr):
-    """A box is 4 groups of 16 rows: 8, then 8 more, that the same thread gets the sums of.
+    """A box is 4 groups of 16 rows: 8, then 8 more, whose sums the same thread holds.
 
     They are even and odd rows, so that a thread writes neighbours, or gates and their ups.
     """
@@ -184,7 +185,7 @@ def _load(
     BYTES: gl.constexpr,
     PDL: gl.constexpr,
 ):
-    """The loading warp: as many weights as the ring holds, then, behind the kernel in front, x; and so on."""
+    """The loading warp: fills the ring with weights, then, after the previous kernel, x; and so on."""
     FIRST: gl.constexpr = STAGES if STAGES < STEPS else STEPS
     for step in gl.static_range(FIRST):
         mbarrier.expect(bars.index(step), BYTES)
@@ -225,9 +226,9 @@ def _store(
     BIAS: gl.constexpr,
     ACTIVATION: gl.constexpr,
 ):
-    """One box's sums [64, T] to out [T, rows].
+    """Write one box's sums [64, T] to out [T, rows].
 
-    A thread has sums of two rows that follow each other, or of a gate and its up; none is moved for it.
+    A thread has the sums of two consecutive rows, or of a gate and its up; nothing is moved.
     """
     dtype: gl.constexpr = out.dtype.element_ty
     FEW: gl.constexpr = [[0, 1], [0, 8]]
@@ -373,9 +374,9 @@ def _stream_kernel(
     acts = gl.allocate_shared_memory(dtype, [STAGES, BLOCK_T, 64], SHARED)
     bars = gl.allocate_shared_memory(gl.int64, [2 * STAGES, 1], mbarrier.MBarrierLayout())
     for stage in gl.static_range(STAGES if STAGES < STEPS else STEPS):
-        mbarrier.init(bars.index(stage), count=1)  # its tiles are there
+        mbarrier.init(bars.index(stage), count=1)  # its tiles are loaded
         if STEPS > STAGES:
-            mbarrier.init(bars.index(STAGES + stage), count=1)  # they were used
+            mbarrier.init(bars.index(STAGES + stage), count=1)  # its tiles were used
     fence_async_shared()
     first_box = gl.program_id(0) * BOXES
     split = gl.program_id(1)

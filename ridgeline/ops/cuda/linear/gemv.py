@@ -1,9 +1,9 @@
-"""Linears of one to eight tokens: every weight is read once, and reading it is all the work there is.
+"""Linears of one to eight tokens: every weight is read once, and reading it is all the work.
 
 A program owns a few output rows for all tokens and the whole of K, so there is no split of K and the result
-does not depend on the launch. Its first weights are on their way before it waits for the kernel in front.
-What surrounds a linear in a decode layer is fused: the RMSNorm in front of it, and behind it either the
-residual's add or the gated activation.
+does not depend on the launch. Its first weights are being loaded before it waits for the previous kernel. The
+neighbours of a linear in a decode layer are fused: the RMSNorm before it, and after it either the residual's
+add or the gated activation.
 """
 
 from __future__ import annotations
@@ -22,19 +22,19 @@ MOST_ROWS = 8  # tokens
 
 @dataclass(frozen=True, slots=True)
 class GemvConfig:
-    """How one shape is cut. Gated, a program has `block_n` gate rows and as many up rows."""
+    """How one shape is split. Gated, a program has `block_n` gate rows and as many up rows."""
 
     block_n: int
     block_k: int
     num_warps: int
-    prefetch: bool = False  # what comes after the first block of K is asked into L2 at the very start
+    prefetch: bool = False  # the rest after the first block of K is prefetched into L2 at the start
 
 
 def gemv_config(tokens: int, n: int, k: int, *, gated: bool = False, bits: int = 16) -> GemvConfig:
-    """What is used unless the caller says otherwise. `n` counts output columns: F where `gated`.
+    """The default. `n` counts output columns: F if `gated`.
 
-    The whole K in one block where it fits (the norm then reads x once), 16 to 32 KB of weights per program,
-    and programs enough for every SM.
+    The whole K in one block if it fits (the norm then reads x once), 16 to 32 KB of weights per program, and
+    enough programs for every SM.
     """
     block_k = min(4096 if bits == 16 else 1024, max(128, triton.next_power_of_2(k)))
     num_warps = max(1, min(8, block_k // 256))
@@ -62,15 +62,15 @@ def gemv(
 
     norm_weight [K] float32: x is first RMS-normed and rounded. residual [T, N]: updated in place, and `out`
     is not given. activation: weight's rows are F gates, then F ups; out [T, F] = act(gate) · up, with the
-    roundings of `reference.gated_mlp`. bias [N] goes with all of them.
+    roundings of `reference.gated_mlp`. bias [N] can be added in all cases.
     """
     tokens, k = x.shape
     n = weight.shape[0] if activation is None else weight.shape[0] // 2
     target = out if residual is None else residual
     assert target is not None, "either out or residual is needed"
     assert out is None or residual is None, "the result goes to out or to residual, not to both"
-    assert tokens <= MOST_ROWS, f"{tokens} tokens: more than {MOST_ROWS} are a matter of gemm"
-    assert (weight.shape[1], target.shape) == (k, (tokens, n)), "the shapes do not fit each other"
+    assert tokens <= MOST_ROWS, f"{tokens} tokens: use gemm for more than {MOST_ROWS}"
+    assert (weight.shape[1], target.shape) == (k, (tokens, n)), "the shapes do not match"
     assert all(t.is_contiguous() for t in (x, weight, target)), "x, weight and result must be contiguous"
     bits = weight.element_size() * 8
     if config is None:
@@ -102,13 +102,13 @@ def gemv(
 
 
 def _pieces(config: GemvConfig, k: int) -> int:
-    """Into how many pieces the rest of a row is cut so that each thread asks for one; 0: no prefetch."""
+    """The number of pieces of the rest of a row, so that each thread prefetches one; 0: no prefetch."""
     pieces = max(1, config.num_warps * 32 // config.block_n)
     rest = k - config.block_k
     return pieces if config.prefetch and rest > 0 and rest % (8 * pieces) == 0 and k % 8 == 0 else 0
 
 
-@triton.jit(do_not_specialize=["tokens", "eps"])  # what changes must not compile anew
+@triton.jit(do_not_specialize=["tokens", "eps"])  # values that change must not trigger a compilation
 def _gemv_kernel(
     x,
     weight,
@@ -220,7 +220,7 @@ def activated(gate, ACTIVATION: tl.constexpr):
 
 @triton.jit
 def prefetched(places, BYTES: tl.constexpr):
-    """Ask for BYTES (a multiple of 16) from each address into L2; nothing waits for them."""
+    """Prefetch BYTES (a multiple of 16) from each address into L2; nothing waits for them."""
     tl.inline_asm_elementwise(
         "cp.async.bulk.prefetch.L2.global [$1], $2; mov.b32 $0, 0;",
         "=r,l,r",

@@ -1,8 +1,8 @@
-"""Which kernel computes a linear, by the number of tokens: the decoder asks here and nowhere else.
+"""Chooses the kernel of a linear by the number of tokens; the decoder calls only this module.
 
-One token `gemv`, up to a hundred or so `gemm_stream`, which keeps the weights coming from one kernel
-to the next, beyond that cuBLAS; in deterministic mode `fixed_linear` for every number. Where a weight has too
-few rows for every multiprocessor the result is the float32 partial sums [S, T, N]: consumers take either.
+`gemv` for one token, `gemm_stream` up to about a hundred, which keeps the weights streaming from one kernel
+to the next, cuBLAS beyond; in deterministic mode `fixed_linear` for every number. If a weight has too few
+rows for every multiprocessor, the result is the float32 partial sums [S, T, N]: consumers accept either.
 """
 
 from __future__ import annotations
@@ -18,21 +18,21 @@ from ridgeline.ops.cuda.linear.gemm_stream import can_stream, shapes_stream, str
 from ridgeline.ops.cuda.linear.gemv import gemv
 
 # Measured on an H200; the tables are in docs/performance/gpu-ledger.md.
-MOST_GEMV = 1  # tokens; beyond, its arithmetic costs more than the weights' way
-MOST_SPLIT = 128  # tokens; beyond, cuBLAS is as fast, and there is nothing to sum up behind it
-MOST_WHOLE = 64  # tokens of a product with many rows, the head's
-MOST_GATED = 16  # tokens, where the weights cannot be streamed
+MOST_GEMV = 1  # tokens; beyond, its arithmetic costs more than reading the weights
+MOST_SPLIT = 128  # tokens; beyond, cuBLAS is as fast and leaves nothing to sum up
+MOST_WHOLE = 64  # tokens of a product with many rows, such as the head
+MOST_GATED = 16  # tokens, if the weights cannot be streamed
 
 
 def uses_gemv(tokens: int, *, deterministic: bool = False) -> bool:
-    """Whether the decoder may fuse norms and adds into its linears, by calling `gemv` itself."""
+    """Whether the decoder may fuse norms and adds into its linears by calling `gemv` itself."""
     return tokens <= MOST_GEMV and not deterministic
 
 
 def branch_splits(
     tokens: int, n: int, k: int, *, dtype: torch.dtype = torch.bfloat16, deterministic: bool = False
 ) -> int:
-    """S of the partial sums to give `linear` for this shape; 0: give it [T, N] in the model's dtype."""
+    """S of the partial sums to pass to `linear` for this shape; 0: pass [T, N] in the model's dtype."""
     if deterministic or not MOST_GEMV < tokens <= MOST_SPLIT or not shapes_stream(tokens, n, k, dtype):
         return 0
     splits = stream_config(tokens, n, k).splits
@@ -44,7 +44,7 @@ def linear(
 ) -> None:
     """x [T, K] times weight [N, K] transposed: into [T, N], plus bias, or as partial sums [S, T, N] float32.
 
-    Partial sums have no bias in them: it is their consumer's.
+    Partial sums do not include the bias: their consumer adds it.
     """
     tokens, k = x.shape
     n = weight.shape[0]
@@ -94,7 +94,7 @@ def gate_up(
 
 
 def needs_scratch(tokens: int, weight: Tensor, *, deterministic: bool = False) -> bool:
-    """Whether `gate_up` puts gates and ups into memory before it multiplies them."""
+    """Whether `gate_up` writes gates and ups to memory before it multiplies them."""
     if deterministic or tokens <= MOST_GEMV:
         return deterministic
     if tokens <= MOST_SPLIT and can_stream(tokens, weight):
@@ -103,5 +103,5 @@ def needs_scratch(tokens: int, weight: Tensor, *, deterministic: bool = False) -
 
 
 def _many_tiles(weight: Tensor) -> bool:
-    """Rows enough that tiles without a split keep every SM busy for several rounds."""
+    """Enough rows that tiles without a split keep every SM busy for several rounds."""
     return weight.shape[0] >= 64 * 1024

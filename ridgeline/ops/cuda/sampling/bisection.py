@@ -1,7 +1,7 @@
-"""The threshold of rows whose candidates are too many to look at one by one: bisection over whole rows.
+"""The threshold of rows with too many candidates to examine one by one: bisection over whole rows.
 
-Needed for flat distributions and for top-k in the hundreds; `sampling_filters` says which rows. One program
-per row counts or weighs the tokens above a threshold again and again, at most once for each bit of a logit.
+Needed for flat distributions and for top-k in the hundreds; `filters` selects the rows. One program per row
+counts or weighs the tokens above a threshold repeatedly, at most once for each bit of a logit.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ def _bisect(
             low = middle
         else:
             high = middle
-    # `low << spare` may lie below -inf where nothing was found
+    # `low << spare` may be below -inf if nothing was found
     return tl.where(low > bottom, value_of_ordered(low << spare), least)
 
 

@@ -1,9 +1,9 @@
 """min-p, top-k and top-p as one number per row: the smallest logit that may be drawn.
 
-The vocabulary is dealt into small groups. At least k logits reach the k-th best of the groups' maxima, so the
-few that do are gathered and sorted, and they decide. Where they are too many or carry too little weight,
-`sampling_bisection` searches the whole row. Weights are summed in float32: top-p decides as the specification
-does unless the sum at its edge is within about 1e-6 of the wanted share.
+The vocabulary is split into small groups. At least k logits reach the k-th best of the groups' maxima, so the
+few that do are gathered and sorted, and they decide. If they are too many or have too little weight,
+`bisection` searches the whole row. Weights are summed in float32: top-p decides as the specification does
+unless the sum at its edge is within about 1e-6 of the requested share.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from ridgeline.ops.cuda.sampling.values import (
     value_of_ordered,
 )
 
-# Bits below which logits of a dtype never differ once they are float32: a search need not look at them.
+# Bits below which logits of a dtype never differ as float32: a search can skip them.
 _SPARE_BITS = {torch.bfloat16: 16, torch.float16: 13, torch.float32: 0}
 _GROUPS = 32  # in each part of a row
 
@@ -44,7 +44,7 @@ _GROUPS = 32  # in each part of a row
 class FilterScratch:
     """Working memory of `find_thresholds` and its results: thresholds [max_rows] and tops [max_rows].
 
-    part: tokens one program looks at; candidates: so many of a row are sorted at most.
+    part: tokens per program; candidates: the most candidates of a row that are sorted.
     """
 
     def __init__(
@@ -160,8 +160,8 @@ def _survey(
     DEEPEST: tl.constexpr,
     PDL: tl.constexpr,
 ):
-    """Program (i, c): maxima and mass of part c of row i. The last part of a row says how far down to gather,
-    or decides the row at once where that needs no candidates."""
+    """Program (i, c): maxima and mass of part c of row i. The last part of a row decides how far down to
+    gather, or decides the row at once if that needs no candidates."""
     wait_for_inputs(PDL)
     let_next_start(PDL)
     i, part = tl.program_id(0), tl.program_id(1)
@@ -232,7 +232,7 @@ def _decide(i, undecided, tops, thresholds, bounds, top, threshold):
 
 @triton.jit
 def _ranked(values, top, rank, spare):
-    """A bound that at least `rank` of the values reach, the highest there is; -inf if they are too few."""
+    """The highest bound that at least `rank` of the values reach; -inf if they are too few."""
     keys = ordered(values) >> spare
     bottom = ordered(tl.full((), float("-inf"), tl.float32)) >> spare
     low, high = bottom, (ordered(top) >> spare) + 1
@@ -305,7 +305,7 @@ def _settle(
     BLOCK: tl.constexpr,
     PDL: tl.constexpr,
 ):
-    """One program per row that is undecided: from its candidates or, where they do not tell, by bisection."""
+    """One program per undecided row: from its candidates or, if they do not suffice, by bisection."""
     wait_for_inputs(PDL)
     let_next_start(PDL)
     i = tl.program_id(0)
@@ -335,9 +335,9 @@ def _settle(
 
 @triton.jit
 def _threshold_among(value, found, settings, row, top, total, CANDIDATES: tl.constexpr):
-    """The threshold, from all the candidates; NaN where the nucleus does not end among them."""
+    """The threshold, from all the candidates; NaN if the nucleus does not end among them."""
     lane = tl.arange(0, CANDIDATES)
-    value = tl.sort(value, descending=True)  # whoever came first: the sums below have one order
+    value = tl.sort(value, descending=True)  # any order of arrival: the sums below have one order
     threshold = top + float_field(settings, row, MIN_P_GAP)
     top_k = int_field(settings, row, TOP_K)
     if (top_k > 0) & (top_k <= found):
@@ -347,7 +347,7 @@ def _threshold_among(value, found, settings, row, top, total, CANDIDATES: tl.con
         scale = float_field(settings, row, INVERSE_TEMPERATURE) * LOG2_E
         weight = tl.where((value >= threshold) & (lane < found), tl.exp2((value - top) * scale), 0.0)
         running = tl.cumsum(weight, axis=0)
-        whole = total < 0.0  # nothing but candidates is left by min-p and top-k
+        whole = total < 0.0  # min-p and top-k leave only candidates
         wanted = top_p * tl.where(whole, tl.max(running), total)
         nucleus = tl.max(tl.where((running >= wanted) & (weight > 0.0), value, float("-inf")))
         threshold = tl.where(whole | (nucleus > float("-inf")), tl.maximum(threshold, nucleus), float("nan"))

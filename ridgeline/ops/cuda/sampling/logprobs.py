@@ -1,7 +1,7 @@
-"""Log-probabilities of drawn tokens and the best alternatives, for the rows that ask, without a sort.
+"""Log-probabilities of drawn tokens and the best alternatives, for rows that request them, without a sort.
 
 Each part of a row finds its own best few and its share of the normalizer; one program per row merges them.
-They are those of the raw logits. Runs after the draw, because the chosen token's rank is counted as well.
+They are those of the raw logits. Runs after the draw, because it also counts the chosen token's rank.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ class LogprobBuffers:
     """Results on the device, for up to `max_rows` rows of logits; the runner copies them to the host.
 
     Row i: the chosen token's log-probability and rank (1 = most likely), and its `logprobs` best ids with
-    their log-probabilities, best first, equal ones in id order. Rows that did not ask are not written.
+    their log-probabilities, best first, equal ones in id order. Rows without a request are not written.
     """
 
     def __init__(self, max_rows: int, vocab: int, device: str | torch.device) -> None:
@@ -39,7 +39,7 @@ class LogprobBuffers:
 def report_logprobs(
     logits: Tensor, rows: Tensor, out_tokens: Tensor, state: SamplerState, out: LogprobBuffers
 ) -> None:
-    """Fill `out` for the rows of logits [L, V] that ask and whose token is not -1."""
+    """Fill `out` for the rows of logits [L, V] that request them and whose token is not -1."""
     count, vocab = logits.shape
     parts = triton.cdiv(vocab, _PART)
     _part_logprobs[(count, parts)](
@@ -96,7 +96,7 @@ def _part_logprobs(
     BLOCK: tl.constexpr,
     PDL: tl.constexpr,
 ):
-    """Program (i, c): of part c of row i the best few as keys, Σ exp and how many beat the chosen token."""
+    """Program (i, c): the best few of part c of row i as keys, Σ exp and how many beat the chosen token."""
     wait_for_inputs(PDL)
     let_next_start(PDL)
     i, part = tl.program_id(0), tl.program_id(1)
@@ -160,7 +160,7 @@ def _merge_logprobs(
             total = tl.sum(tl.where(best > float("-inf"), sums * tl.exp2((best - top) * LOG2_E), 0.0))
             log_total = tl.log(total)
             value = tl.load(logits + i.to(tl.int64) * logits_stride + chosen).to(tl.float32)
-            # the best is taken off first: it is close to the value, so that little is lost
+            # the best is subtracted first: it is close to the value, so that little precision is lost
             tl.store(logprobs + i, (value - top) - log_total)
             above = tl.sum(tl.load(part_ranks + i * parts + part, mask=here, other=0))
             tl.store(ranks + i, above + 1)
@@ -170,7 +170,7 @@ def _merge_logprobs(
             found = 0
             while found < wanted:
                 key = tl.max(keys)
-                known = key > NO_KEY  # a vocabulary may be smaller than what is asked for
+                known = key > NO_KEY  # a vocabulary may be smaller than the requested number
                 tl.store(top_ids + i * MOST + found, tl.where(known, token_of(key), -1))
                 tl.store(top_logprobs + i * MOST + found, (value_of(key) - top) - log_total)
                 keys = tl.where(keys == key, NO_KEY, keys)

@@ -1,7 +1,7 @@
-"""Changing logits before a draw: bias, penalties, a grammar's mask, suppressed ids, for the rows that ask.
+"""Changes logits before a draw: bias, penalties, a grammar's mask, suppressed ids, for rows that need them.
 
 The changed rows are float32 copies: log-probabilities are those of the raw logits. Penalties read the table
-of token counts that the draw itself keeps, so that a token drawn in one step is penalized in the next.
+of token counts that the draw itself updates, so that a token drawn in one step is penalized in the next.
 """
 
 from __future__ import annotations
@@ -38,10 +38,10 @@ def process(
     block: int = 4096,
     warps: int = 8,
 ) -> None:
-    """changed [L, V] float32 gets the logits of the rows that ask for it, after bias, penalties, masks and
-    suppressed ids; other rows of it are not touched.
+    """changed [L, V] float32 gets the logits of the rows that need changes, after bias, penalties, masks and
+    suppressed ids; other rows are not written.
 
-    masks: int32; the first L say where each row's mask begins in it (-1: it has none), a bit for each token.
+    masks: int32; the first L entries are the offsets of each row's mask (-1: none), one bit per token.
     """
     count, vocab = logits.shape
     _process[(count, triton.cdiv(vocab, block))](
@@ -69,7 +69,7 @@ def process(
     )
 
 
-# Whether anybody has a mask makes no other kernel: nobody waits for the compiler.
+# The presence of a mask does not select another kernel, so that no request waits for the compiler.
 @triton.jit(do_not_specialize=["masked"])
 def _process(
     logits,
@@ -92,7 +92,7 @@ def _process(
     LIST: tl.constexpr,
     PDL: tl.constexpr,
 ):
-    """Program (i, c) writes part c of row i. Lists are short: every part looks through the whole list."""
+    """Program (i, c) writes part c of row i. Lists are short: every part scans the whole list."""
     wait_for_inputs(PDL)
     let_next_start(PDL)
     i = tl.program_id(0)
@@ -128,7 +128,7 @@ def _process(
                 if begin >= 0:
                     word = tl.load(masks + begin + token // 32, mask=mask, other=0)
                     barred = ((word >> (token % 32)) & 1) == 0
-                    # NaN and +inf stay: the draw must see that the row is bad
+                    # NaN and +inf stay: the draw must detect the bad row
                     value = tl.where(barred & (value < float("inf")), float("-inf"), value)
             tl.store(target + token, value, mask=mask)
             if position < int_field(settings, row, MIN_TOKENS):

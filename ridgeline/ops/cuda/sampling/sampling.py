@@ -1,10 +1,10 @@
-"""Choosing tokens on the device: the twin of `ops.sampling`, without a softmax, a sort or a host wait.
+"""Sampling tokens on the device: the twin of `ops.sampling`, without a softmax, a sort or a host wait.
 
 `sample` launches one kernel for rows that only draw: the best of logit / temperature - log(noise), which is
-the same race as the specification's, with the same noise. Rows that ask for more get a threshold, changed
-logits or log-probabilities from the files beside this one first or after. All arithmetic but the noise's
-hash is float32: where two scores are within about 1e-5 of each other, another token than the specification's
-may win.
+the same race as the specification's, with the same noise. Rows that need more get a threshold, changed logits
+or log-probabilities from the other modules of this package, before or after. All arithmetic except the
+noise's hash is float32: if two scores are within about 1e-5 of each other, another token than the
+specification's may win.
 """
 
 from __future__ import annotations
@@ -44,17 +44,17 @@ LN2 = tl.constexpr(0.6931471805599453)
 _IN_HARDWARE = tl.constexpr(not INTERPRETED)
 _BLOCK = 1024
 _WARPS = 4
-_PROGRAMS = 1056  # to spread a batch over: 8 for each of 132 multiprocessors
+_PROGRAMS = 1056  # programs per batch: 8 for each of 132 multiprocessors
 
 
 class SampleScratch:
-    """Working memory of `sample` for up to `max_rows` rows. What only some batches need is allocated when
-    the first of them comes, and kept.
+    """Working memory of `sample` for up to `max_rows` rows. Memory that only some batches need is allocated
+    on first use, and kept.
     """
 
     def __init__(self, max_rows: int, vocab: int, device: str | torch.device) -> None:
         self.device = torch.device(device)
-        # the leader so far of each row, and how many of its programs are done: the draw leaves them so
+        # the current leader of each row, and how many of its programs are done; the draw resets both
         self.best = torch.full((max_rows,), NO_KEY.value, dtype=torch.int64, device=device)
         self.arrived = torch.zeros(max_rows, dtype=torch.int32, device=device)
         self.filters = FilterScratch(max_rows, vocab, device)
@@ -82,10 +82,10 @@ def sample(
     """Choose a token for each row of logits [L, V] whose sequence is in state row rows[i] (-1: padding).
 
     draw_positions[i] is how many tokens that sequence has chosen before. The token goes to out_tokens[i], or
-    -1 where the logits have no finite maximum, and to last_tokens[rows[i]] (0 instead of -1: it may be read
-    as an id before the host knows). Rows that ask for them find log-probabilities in `logprobs`: those of the
+    -1 if the logits have no finite maximum, and to last_tokens[rows[i]] (0 instead of -1: it may be read as
+    an id before the host knows). Rows that request log-probabilities get them in `logprobs`: those of the
     model itself, before bias, penalties, masks and temperature. With a plain plan this is one launch that a
-    CUDA graph may hold. masks: as `process` takes them, for rows that are constrained.
+    CUDA graph may contain. masks: as in `process`, for constrained rows.
     """
     changed = None
     if plan.processed:
@@ -143,7 +143,7 @@ def draw(
     )
 
 
-# Neither the number of samples nor the turn of the buffer they go to makes another kernel.
+# Neither the number of samples nor the slot of their buffer selects another kernel.
 @triton.jit(do_not_specialize=["steps"], do_not_specialize_on_alignment=["out_tokens"])
 def _draw(
     logits,
@@ -213,7 +213,7 @@ def _draw(
             tl.store(arrived + i, 0)
             token = token_of(key)
             score = value_of(key)
-            # not even one possible token, or one that is NaN or +inf
+            # no possible token, or one that is NaN or +inf
             token = tl.where((score == float("-inf")) | (score == float("inf")), -1, token)
             tl.store(out_tokens + i, token)
             tl.store(last_tokens + row, tl.maximum(token, 0))
@@ -225,13 +225,13 @@ def _draw(
 
 @triton.jit
 def marked_where_bad(value, score):
-    """The score, or +inf where the logit is NaN or +inf: it wins, and the row is known to be bad."""
+    """The score, or +inf if the logit is NaN or +inf: it wins, which marks the row as bad."""
     return tl.where(value < float("inf"), score, float("inf"))
 
 
 @triton.jit
 def stream_start(settings, row, position):
-    """What the noise of this output position is counted from: as `ops.sampling.stream_start`."""
+    """The start of the counter for this output position's noise: like `ops.sampling.stream_start`."""
     low = int_field(settings, row, STREAM_LOW).to(tl.uint32, bitcast=True).to(tl.uint64)
     high = int_field(settings, row, STREAM_HIGH).to(tl.uint32, bitcast=True).to(tl.uint64)
     return mixed(((high << 32) | low) + position.to(tl.uint64) + GAMMA)
@@ -247,10 +247,10 @@ def mixed(state):
 
 @triton.jit
 def log_noise(start, token):
-    """log(-log(u)) of the token's uniform u = (53 bits + 1/2) / 2^53, accurate where u is close to 1 as well.
+    """log(-log(u)) of the token's uniform u = (53 bits + 1/2) / 2^53, also accurate if u is close to 1.
 
-    `part` is u or 1 - u, whichever is below 1/2: both come exactly from the bits. -log(1 - x) is x times a
-    smooth function of x, so its logarithm needs no more care than that of any other number.
+    `part` is u or 1 - u, whichever is below 1/2: both are exact from the bits. -log(1 - x) is x times a
+    smooth function of x, so its logarithm needs no special care.
     """
     state = mixed(token.to(tl.uint64) * GAMMA + start)
     above = state.to(tl.int64, bitcast=True) >> 63  # all ones where u is above 1/2
@@ -270,7 +270,7 @@ def log_noise(start, token):
 
 @triton.jit
 def log2_of(value):
-    """log2 by the hardware's own instruction, right to 2^-22; the library's takes ten times as many."""
+    """log2 by the hardware instruction, accurate to 2^-22; the library's takes ten times as many."""
     if _IN_HARDWARE:
         return tl.inline_asm_elementwise("lg2.approx.f32 $0, $1;", "=r,r", [value], tl.float32, True, 1)
     else:

@@ -1,8 +1,8 @@
-"""What the sampling kernels know of each sequence, in permanent device rows, and how the host changes it.
+"""The sampling kernels' state of each sequence, in permanent device rows, and how the host changes it.
 
-The host stages whole rows (`set_row`), and `flush` sends all that was staged with one copy and one kernel; it
-never waits for the device. `plan` says, from what the host knows, which kernels a step needs. Tables of token
-counts exist only for rows that asked for penalties; the draw itself keeps them up to date.
+The host stages whole rows (`set_row`), and `flush` sends everything staged with one copy and one kernel; it
+never waits for the device. `plan` decides, from what the host knows, which kernels a step needs. Tables of
+token counts exist only for rows with penalties; the draw itself updates them.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ IntArray = np.ndarray[Any, np.dtype[np.int32]]
 MAX_BIASED = 1024  # ids per row
 MAX_SUPPRESSED = 1152  # ids per row: a request's stop ids and the model's end ids
 MAX_LOGPROBS = 20
-COLDEST_PLAIN = 0.1  # below it, float32 needs the row's maximum taken off first: the filters find it
+COLDEST_PLAIN = 0.1  # below it, float32 needs the row's maximum subtracted first: the filters find it
 
 # The columns of `SamplerState.params` [rows, FIELDS] int32; those marked f hold the bits of a float32.
 INVERSE_TEMPERATURE = tl.constexpr(0)  # f; 0 is greedy
@@ -42,17 +42,17 @@ FREQUENCY = tl.constexpr(8)  # f
 MIN_TOKENS = tl.constexpr(9)
 BIASED = tl.constexpr(10)
 SUPPRESSED = tl.constexpr(11)
-COUNT_SLOT = tl.constexpr(12)  # the row's place in the table of token counts, or -1
+COUNT_SLOT = tl.constexpr(12)  # the row's index in the table of token counts, or -1
 LOGPROBS = tl.constexpr(13)  # alternatives to report, or -1
 FLAGS = tl.constexpr(14)
 FIELDS = tl.constexpr(16)
 
 FILTERED = tl.constexpr(1)  # flags: the row needs a threshold
-PROCESSED = tl.constexpr(2)  # the row's logits are changed before anything else
+PROCESSED = tl.constexpr(2)  # the row's logits are changed first
 
-IN_PROMPT = tl.constexpr(1 << 30)  # beside the count of a token in the output
+IN_PROMPT = tl.constexpr(1 << 30)  # added to the count of a token in the output
 
-# A record of the staged changes: the row, its params, then where its lists lie behind the records.
+# A record of the staged changes: the row, its params, then the offsets of its lists.
 _BIAS_AT = tl.constexpr(17)
 _SUPPRESSED_AT = tl.constexpr(18)
 _PROMPT_AT = tl.constexpr(19)
@@ -60,13 +60,13 @@ _PROMPT_COUNT = tl.constexpr(20)
 _OUTPUT_AT = tl.constexpr(21)
 _OUTPUT_COUNT = tl.constexpr(22)
 _RECORD = tl.constexpr(24)
-_RING = 4  # host buffers in turn: one is written again only when its copy is done
+_RING = 4  # host buffers, used in rotation: one is overwritten only when its copy is done
 _FIRST_COUNT_SLOTS = 8
 
 
 @dataclass(frozen=True, slots=True)
 class RowParams:
-    """How one sequence's tokens are chosen. suppressed: ids it may not choose before min_tokens."""
+    """One sequence's sampling parameters. suppressed: ids it may not choose before min_tokens."""
 
     seed: int = 0
     temperature: float = 1.0
@@ -80,7 +80,7 @@ class RowParams:
     suppressed: tuple[int, ...] = ()
     bias: Mapping[int, float] = field(default_factory=dict)
     logprobs: int | None = None
-    constrained: bool = False  # every step brings a mask of the tokens it may choose
+    constrained: bool = False  # every step has a mask of the allowed tokens
 
     @property
     def penalized(self) -> bool:
@@ -112,7 +112,7 @@ PLAIN = SamplePlan()
 
 
 def unsupported(params: RowParams, *, prompt_logprobs: int | None = None) -> str | None:
-    """Why these cannot be sampled on the device; None where they can."""
+    """Why these parameters cannot be sampled on the device; None if they can."""
     if prompt_logprobs is not None:
         return "log-probabilities of the prompt"
     if len(params.bias) > MAX_BIASED:
@@ -125,7 +125,7 @@ def unsupported(params: RowParams, *, prompt_logprobs: int | None = None) -> str
 
 
 class SamplerState:
-    """The rows' parameters on the device (`params` and lists) and the host's view of what they ask for."""
+    """The rows' parameters on the device (`params` and lists) and the host's copy of what they need."""
 
     def __init__(self, max_rows: int, vocab: int, device: str | torch.device) -> None:
         self.max_rows, self.vocab, self.device = max_rows, vocab, torch.device(device)
@@ -134,14 +134,14 @@ class SamplerState:
         self.biased_tokens = torch.zeros(max_rows, MAX_BIASED, **options)
         self.bias_values = torch.zeros(max_rows, MAX_BIASED, dtype=torch.float32, device=self.device)
         self.suppressed = torch.zeros(max_rows, MAX_SUPPRESSED, **options)
-        self.counts = torch.zeros(0, vocab, **options)  # [slots, vocab]; grows with the rows that need it
+        self.counts = torch.zeros(0, vocab, **options)  # [slots, vocab]; grows on demand
         self._free_slots: list[int] = []
         self._slots: dict[int, int] = {}
         self._staged: dict[int, tuple[IntArray, list[IntArray]]] = {}
-        # what the host must know of every row to plan a step
+        # what the host needs to know of every row to plan a step
         self._classes = np.zeros((max_rows, 4), dtype=np.int32)  # filtered, processed, min_tokens, counted
         self._logprobs = np.full(max_rows, -1, dtype=np.int32)
-        self._special: set[int] = set()  # rows a plain draw is not enough for
+        self._special: set[int] = set()  # rows that need more than a plain draw
         self._buffers: list[Tensor | None] = [None] * _RING
         self._copied: list[Any] = [None] * _RING
         self._turn = 0
@@ -150,7 +150,7 @@ class SamplerState:
     def set_row(
         self, row: int, params: RowParams, prompt: Tokens[int] = (), output: Tokens[int] = ()
     ) -> None:
-        """Stage a row. `prompt` and `output` (tokens chosen before now) matter to penalties alone."""
+        """Stage a row. `prompt` and `output` (tokens chosen before now) only matter for penalties."""
         reason = unsupported(params)
         if reason is not None:
             raise ValueError(f"the device cannot sample with {reason}")
@@ -175,7 +175,7 @@ class SamplerState:
         self._staged[row] = record, lists
 
     def clear_row(self, row: int) -> None:
-        """The row is free: nothing is sent, but a step without its like is plain again."""
+        """Free the row: nothing is sent, but a step without such rows is plain again."""
         self._classes[row] = 0
         self._logprobs[row] = -1
         self._special.discard(row)
@@ -185,7 +185,7 @@ class SamplerState:
             self._free_slots.append(slot)
 
     def plan(self, rows: Tokens[int] | IntArray, draw_positions: Tokens[int] | IntArray) -> SamplePlan:
-        """What a batch of these rows (-1: padding) at these output positions needs."""
+        """The kernels needed by a batch of these rows (-1: padding) at these output positions."""
         if not self._special:
             return PLAIN
         places = np.asarray(rows, dtype=np.int64)
@@ -276,7 +276,7 @@ def _fields(params: RowParams, slot: int, min_tokens: int) -> IntArray:
     fields = np.zeros(FIELDS.value, dtype=np.int32)
     floats = fields.view(np.float32)
     sampled = params.temperature > 0.0
-    # beyond 1e30 a difference of logits would overflow; nothing but equal logits matters there
+    # beyond 1e30 a difference of logits would overflow; only equal logits matter there
     floats[INVERSE_TEMPERATURE.value] = min(1.0 / params.temperature, 1e30) if sampled else 0.0
     fields[TOP_K.value] = min(params.top_k, 2**31 - 1)
     floats[TOP_P.value] = params.top_p
@@ -321,7 +321,7 @@ def _apply_records(
     biased = tl.load(record + 1 + BIASED)
     source = blob + tl.load(record + _BIAS_AT)
     start = 0
-    while start < biased:  # `range` of a loaded number is beyond the interpreter
+    while start < biased:  # the interpreter does not support `range` of a loaded number
         place = start + tl.arange(0, BLOCK)
         mask = place < biased
         tl.store(biased_tokens + row * BIAS_WIDTH + place, tl.load(source + place, mask=mask), mask=mask)

@@ -1,4 +1,4 @@
-"""What the sampling kernels share: reading a row's logits and parameters, and numbers that sort like them."""
+"""Shared by the sampling kernels: reading a row's logits and parameters, and numbers that sort like them."""
 
 from __future__ import annotations
 
