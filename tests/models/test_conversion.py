@@ -64,7 +64,7 @@ def test_the_command_for_an_older_tokenizer_makes_one_that_is_read(
 ) -> None:
     transformers = pytest.importorskip("transformers")
     with pytest.raises(
-        BrokenModel, match=r"has no tokenizer\.json, and tokenizer\.model is not read"
+        BrokenModel, match=r"has no tokenizer\.json, and tokenizer\.model is not supported"
     ) as error:
         Tokenizer.load(older_checkpoint)
     assert "pip install transformers sentencepiece protobuf" in str(error.value)
@@ -98,7 +98,7 @@ def test_an_adapter_is_called_one_and_its_base_is_named(
     if beside is not None:
         write_json(tmp_path / beside, CONFIG)
     with pytest.raises(
-        UnsupportedModel, match=r"PEFT adapter \(LORA\) of org/base.*pip install peft"
+        UnsupportedModel, match=r"PEFT adapter \(LORA\) for org/base.*pip install peft"
     ) as error:
         resolve(str(tmp_path))
     code = code_of(error)
@@ -129,5 +129,5 @@ def test_a_hub_model_is_converted_by_its_id_into_a_directory_of_the_users(tmp_pa
 
 def test_families_that_are_not_served_are_not_offered(tmp_path: Path) -> None:
     write_json(tmp_path / "config.json", {"model_type": "mamba2"})
-    with pytest.raises(UnsupportedModel, match=r"Served are gemma3, llama, mistral, qwen2, qwen3$"):
+    with pytest.raises(UnsupportedModel, match=r"Supported: gemma3, llama, mistral, qwen2, qwen3$"):
         read_spec(tmp_path)

@@ -101,7 +101,7 @@ def test_what_is_not_served_is_refused_with_the_reason(
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
-        ({"hidden_size": 50}, "evenly"),
+        ({"hidden_size": 50}, "do not divide"),
         ({"hidden_size": "48"}, "hidden_size is"),
         ({"num_hidden_layers": 0}, "num_hidden_layers"),
         ({"type_vocab_size": None}, "type_vocab_size"),

@@ -359,7 +359,7 @@ def test_a_scale_that_is_not_finite_is_refused_by_tensor_and_file(
         ({"model.layers.1.mlp.up_proj.weight": None}, "auto", r"missing: model\.layers\.1\.mlp\.up_proj"),
         ({"model.layers.0.extra": torch.ones(2)}, "auto", r"not belong to a llama model .*layers\.0\.extra"),
         ({"model.norm.weight": torch.ones(65)}, "auto", r"norm\.weight has shape \[65\], .* says \[64\]"),
-        ({"model.norm.weight": torch.full((64,), torch.nan)}, "auto", r"norm\.weight holds .* not finite"),
+        ({"model.norm.weight": torch.full((64,), torch.nan)}, "auto", r"norm\.weight contains .* not finite"),
         (
             {"lm_head.weight": torch.full((131, 64), torch.inf)},
             "auto",

@@ -241,7 +241,7 @@ def test_an_entry_under_another_entrys_name_is_not_used(model: Path, cache: Path
 
 def test_a_broken_checkpoint_leaves_nothing_behind(model: Path, cache: Path) -> None:
     rewrite(model, {"lm_head.weight": torch.full((131, 64), torch.nan)})
-    with pytest.raises(BrokenModel, match=r"lm_head\.weight holds a value that is not finite"):
+    with pytest.raises(BrokenModel, match=r"lm_head\.weight has a value that is not finite"):
         load(model)
     assert entries(cache) == []
 

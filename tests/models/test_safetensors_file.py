@@ -85,7 +85,7 @@ def test_what_the_format_forbids_is_refused_by_both(
     header: Any, data: bytes, complaint: str, tmp_path: Path
 ) -> None:
     path = write(tmp_path / "f.safetensors", header, data)
-    with pytest.raises(BrokenModel, match=rf"f\.safetensors: is not a whole .*{complaint}"):
+    with pytest.raises(BrokenModel, match=rf"f\.safetensors: is not a complete .*{complaint}"):
         SafetensorsFile(path)
     with pytest.raises(SafetensorError):
         safe_open(path, framework="np")

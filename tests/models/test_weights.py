@@ -144,7 +144,7 @@ def test_a_truncated_file_is_refused_by_name(checkpoint: Path, keep: int) -> Non
     spec = read_spec(checkpoint)
     content = file.read_bytes()
     file.write_bytes(content[:keep])
-    with pytest.raises(BrokenModel, match=r"model\.safetensors: .*fetch it again"):
+    with pytest.raises(BrokenModel, match=r"model\.safetensors: .*download it again"):
         load_weights(checkpoint, spec, torch.float32)
 
 

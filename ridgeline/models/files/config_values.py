@@ -176,7 +176,7 @@ class ConfigValues:
     def _wrong(self, key: str, expected: str) -> BrokenModel:
         value = self._get(key)
         found = "is missing" if value is _MISSING else f"is {shown(value)}"
-        return BrokenModel(f"{self.where}: {self.prefix}{key} {found}; expected {expected}")
+        return BrokenModel(f"{self.where}: {self.prefix}{key} {found}; {expected} was expected")
 
 
 def read_json_object(path: Path) -> dict[str, Any]:
@@ -186,7 +186,7 @@ def read_json_object(path: Path) -> dict[str, Any]:
     except (OSError, ValueError, RecursionError) as error:
         raise BrokenModel(f"{path}: is not readable JSON: {error}") from error
     if not isinstance(content, dict):
-        raise BrokenModel(f"{path}: contains {type(content).__name__}, not a JSON object")
+        raise BrokenModel(f"{path}: holds {type(content).__name__}, not a JSON object")
     return content
 
 

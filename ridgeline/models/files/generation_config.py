@@ -101,7 +101,7 @@ def parse_overrides(text: str | None) -> dict[str, Any]:
     for key in given:
         if key not in _HF_KEYS and key != "max_tokens":
             near = difflib.get_close_matches(key, _HF_KEYS, n=1)
-            hint = f"did you mean {near[0]}?" if near else f"known keys: {', '.join(_HF_KEYS)}"
+            hint = f"did you mean {near[0]}?" if near else f"known are {', '.join(_HF_KEYS)}"
             raise ValueError(f"has the unknown key {shown(key)}; {hint}")
     try:
         return _values({_HF_KEYS.get(key, "max_tokens"): value for key, value in given.items()}, {})
@@ -151,7 +151,9 @@ def _values(values: Mapping[str, Any], keys: Mapping[str, str]) -> dict[str, Any
             continue
         is_whole = name in _WHOLE
         if isinstance(value, bool) or not isinstance(value, int if is_whole else int | float):
-            raise _WrongValue(f"{key} is {shown(value)}; expected {'an integer' if is_whole else 'a number'}")
+            raise _WrongValue(
+                f"{key} is {shown(value)}; {'an integer' if is_whole else 'a number'} was expected"
+            )
         found[name] = value if is_whole else float(value)
     if found.get("top_k") == -1:  # vLLM's value for off
         found["top_k"] = 0

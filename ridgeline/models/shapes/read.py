@@ -112,7 +112,7 @@ def _from_config(described: ShapeConfig, spec: Callable[[], ModelSpec]) -> Model
     if reader is None:
         known = ", ".join(sorted({*READERS, *BY_MODEL_TYPE}))
         raise UnsupportedModel(
-            f"{described.where}: the planner does not support models of type {model_type!r}. Supported: {known}"
+            f"{described.where}: the planner does not support model type {model_type!r}. Supported: {known}"
         )
     return reader(described)
 

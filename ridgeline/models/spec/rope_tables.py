@@ -50,7 +50,7 @@ def _tables(rope: RopeSpec, max_context: int, divisors: Floats | None) -> tuple[
         # Dynamic scaling changes every cached key when a sequence grows past the trained context; up to
         # there it has no effect.
         raise UnsupportedModel(
-            f"dynamic rope scaling is supported up to the trained {scaling.original_context} tokens, "
+            f"dynamic rope scaling works up to the trained context of {scaling.original_context} tokens, "
             f"not up to {max_context}; lower max_context"
         )
     return rotary.rope_tables(frequencies, max_context, attention_factor)
