@@ -93,7 +93,7 @@ def test_a_bare_id_is_fetched_without_pickles_and_stays_usable_without_the_hub(
             "there is no directory org/absent here, and the hub has no such model, or it is private",
         ),
         ("hf:org/absent", "hf:org/absent: the hub has no such model"),
-        ("org/gated", "accept at https://huggingface.co/org/gated, then set HF_TOKEN"),
+        ("org/gated", "accept it at https://huggingface.co/org/gated, then set HF_TOKEN"),
     ],
 )
 def test_what_the_hub_refuses_says_what_to_do(model: str, said: str, hub: str, tmp_path: Path) -> None:
@@ -108,7 +108,7 @@ def test_serve_says_that_neither_the_path_nor_the_hub_is_there(tmp_path: Path) -
         "serve", "org/tiny", "--port", "0", "--log-format", "text", hub="http://127.0.0.1:9", home=tmp_path
     )
     assert done.returncode == 1
-    assert "there is no directory org/tiny here, and it could not be fetched" in done.stderr
+    assert "there is no directory org/tiny here, and it could not be downloaded" in done.stderr
     assert "give its path instead" in done.stderr
 
 

@@ -186,11 +186,11 @@ def test_a_bad_index_is_refused(checkpoint: Path, content: str, complaint: str) 
         ({"model.norm.weight": torch.ones(65)}, r"model\.norm\.weight has shape \[65\], .* says \[64\]"),
         (
             {"model.norm.weight": torch.full((64,), torch.nan)},
-            r"model\.norm\.weight holds values .* not finite",
+            r"model\.norm\.weight contains values .* not finite",
         ),
         (
             {"model.norm.weight": torch.full((64,), torch.inf)},
-            r"model\.norm\.weight holds values .* not finite",
+            r"model\.norm\.weight contains values .* not finite",
         ),
     ],
 )
