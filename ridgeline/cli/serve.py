@@ -45,11 +45,13 @@ its own engine process; a request without a model means the first.
 Models are fetched on first use. Ctrl-C or SIGTERM lets running answers finish, then stops.
 Settings come from --config (TOML with [server], [engine] and a [[models]] table for each model, whose keys
 are those of [engine], and names). Environment variables override the file, and flags override both:
---kv-tokens is kv_tokens in the file and RIDGELINE_KV_TOKENS in the environment."""
+--kv-tokens is kv_tokens in the file and RIDGELINE_KV_TOKENS in the environment.
+Flags of vLLM and llama.cpp are accepted where they mean the same: --max-model-len, --max-num-seqs, -c …"""
 
 EXAMPLES = """\
   ridgeline serve
   ridgeline serve smollm2-135m --port 9000 --kv-tokens 32768
+  ridgeline serve Qwen/Qwen3-8B --max-model-len 8192
   ridgeline serve smollm2-135m all-minilm-l6-v2 --alias gpt-4o=smollm2-135m
   ridgeline serve ./my-model --host 0.0.0.0 --api-key-file keys.txt
   RIDGELINE_PORT=9000 RIDGELINE_API_KEYS=secret ridgeline serve

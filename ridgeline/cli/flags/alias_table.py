@@ -109,7 +109,13 @@ ALIASES: tuple[Alias, ...] = (
     Alias(("--kv-cache-memory-bytes",), VLLM, "engine.kv_memory_gib", read=gib),
     Alias(("--enable-prefix-caching",), VLLM, "engine.prefix_cache", const=True),
     Alias(("--no-enable-prefix-caching",), VLLM, "engine.prefix_cache", const=False),
-    Alias(("--enforce-eager",), VLLM, "engine.cuda_graphs", const=False),
+    Alias(
+        ("--enforce-eager",),
+        VLLM,
+        "engine.cuda_graphs",
+        const=False,
+        remark="for a GPU; leave it out on a CPU, which has no graphs",
+    ),
     Alias(("--async-scheduling",), VLLM, "engine.overlap", const=True),
     Alias(("--no-async-scheduling",), VLLM, "engine.overlap", const=False),
     Alias(
