@@ -16,11 +16,10 @@ import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from ridgeline.lab.bench.client.answer import Answer as ParsedStream
-
 from ridgeline.lab.bench.client.client import Address, Client, _Connection
-from ridgeline.lab.bench.config import Deadlines
-from ridgeline.proxy.answer import Answer
+from ridgeline.lab.bench.client.streamed_answer import StreamedAnswer as ParsedStream
+from ridgeline.lab.bench.config import RequestDeadlines
+from ridgeline.proxy.answer import UpstreamAnswer
 from ridgeline.proxy.connection import Connection
 from ridgeline.proxy.origin import read_url
 from ridgeline.proxy.pool import ClientLimits, ConnectionPool
@@ -48,7 +47,7 @@ def proxy_connections(count: int) -> list[Connection]:
     origin, found = read_url("http://127.0.0.1:1"), []
     for _ in range(count):
         connection, parsed = Connection(pool, origin), ParsedStream()
-        answer = Answer(1e6, 1e6, 1e12, False, True)
+        answer = UpstreamAnswer(1e6, 1e6, 1e12, False, True)
         connection.connection_made(Wire())
         connection.send(answer, b"", b"")
         connection.data_received(HEAD)
@@ -70,7 +69,7 @@ def last_stamp_ms(connections: Sequence[asyncio.Protocol], repeats: int, reset: 
 
 
 async def measured(count: int, repeats: int) -> dict[str, float]:
-    client = Client(Address("localhost", "127.0.0.1", 1, None), Deadlines(), lambda exchange: None)
+    client = Client(Address("localhost", "127.0.0.1", 1, None), RequestDeadlines(), lambda exchange: None)
     load = [_Connection(client) for _ in range(count)]
 
     def forget() -> None:

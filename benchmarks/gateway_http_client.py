@@ -24,7 +24,7 @@ import uvloop
 from ridgeline.gateway.upstreams.config import UpstreamConfig
 from ridgeline.gateway.upstreams.outgoing import Outgoing, Target
 from ridgeline.gateway.upstreams.upstreams import Upstreams
-from ridgeline.proxy.http_client import Deadlines, HttpClient
+from ridgeline.proxy.http_client import HttpClient, Timeouts
 from ridgeline.proxy.origin import read_url
 
 BODY = json.dumps({"model": "m", "messages": [{"role": "user", "content": "x" * 900}]}).encode()
@@ -32,7 +32,7 @@ REPLY = json.dumps({"id": "c", "choices": [{"message": {"content": "y" * 600}}],
 EVENT = b'data: {"choices":[{"delta":{"content":" word"}}]}\n\n'
 EVENTS = 500  # of one stream
 HEADERS = {"content-type": "application/json", "x-request-id": "req_0123456789abcdef", "accept": "*/*"}
-DEADLINES = Deadlines()
+TIMEOUTS = Timeouts()
 
 
 class Constant(asyncio.Protocol):
@@ -102,7 +102,7 @@ async def rounds(options: argparse.Namespace, port: int) -> dict[str, float]:
     coded = [(name.encode(), value.encode()) for name, value in HEADERS.items()]
 
     async def our_whole() -> None:
-        answer = await ours.ask(origin, "POST", "/whole", coded, BODY, deadlines=DEADLINES)
+        answer = await ours.ask(origin, "POST", "/whole", coded, BODY, timeouts=TIMEOUTS)
         assert await answer.read(1 << 20) == REPLY
 
     async def their_whole() -> None:
@@ -120,14 +120,14 @@ async def rounds(options: argparse.Namespace, port: int) -> dict[str, float]:
         opened.close(True)
 
     async def our_next() -> None:
-        answer = await ours.ask(origin, "POST", "/stream", coded, BODY, deadlines=DEADLINES)
+        answer = await ours.ask(origin, "POST", "/stream", coded, BODY, timeouts=TIMEOUTS)
         size = 0
         while (piece := await answer.next()) is not None:
             size += len(piece)
         assert size == EVENTS * len(EVENT)
 
     async def our_relay() -> None:
-        answer = await ours.ask(origin, "POST", "/stream", coded, BODY, deadlines=DEADLINES)
+        answer = await ours.ask(origin, "POST", "/stream", coded, BODY, timeouts=TIMEOUTS)
         size = 0
 
         def sink(piece: bytes) -> None:

@@ -43,7 +43,7 @@ from ridgeline.gateway.routing.learned.words import READ_CHARS, WORD_TOKENS, Wor
 from ridgeline.gateway.routing.own_server import OwnServer
 from ridgeline.gateway.routing.router import ModelRouter, RoutingRequest
 from ridgeline.machine import cache_dir
-from ridgeline.proxy.http_client import Deadlines, HttpClient
+from ridgeline.proxy.http_client import HttpClient, Timeouts
 from ridgeline.proxy.origin import read_url
 
 ROUTING = Path(__file__).resolve().parents[2] / "shared" / "data" / "routing"
@@ -183,7 +183,7 @@ def post_to(client: HttpClient, url: str) -> Callable[[bytes], Awaitable[bytes]]
     headers = [(b"content-type", b"application/json")]
 
     async def post(body: bytes) -> bytes:
-        answer = await client.ask(origin, "POST", "/v1/embeddings", headers, body, deadlines=Deadlines())
+        answer = await client.ask(origin, "POST", "/v1/embeddings", headers, body, timeouts=Timeouts())
         found = await answer.read(1 << 24)
         if answer.status != 200:
             raise EmbeddingFailed(f"status {answer.status}")

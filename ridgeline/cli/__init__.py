@@ -1,1 +1,1 @@
-"""The command line: one file per verb; each parses, calls and prints, and holds no logic of its own."""
+"""The command line: one file per verb; each parses, calls and prints, and holds no logic."""

@@ -1,6 +1,6 @@
-"""Where `run` and `chat` get answers from: the engine in this process, or a server at a URL.
+"""Sources of answers for `run` and `chat`: the engine in this process, or a server at a URL.
 
-Both give the same pieces of text and, with the last one, the same figures.
+Both yield the same pieces of text and, with the last one, the same figures.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class AnswerStats:
     decode_s: float | None  # first token to last
     e2e_s: float | None
     finish_reason: str
-    decode_limit_per_s: float | None = None  # tokens per second this machine could decode, where it is known
+    decode_limit_per_s: float | None = None  # tokens per second that this machine could decode, if known
 
     @property
     def tokens_per_s(self) -> float | None:

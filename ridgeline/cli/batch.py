@@ -1,4 +1,4 @@
-"""`ridgeline batch`: every line of a file asked, every answer a line of another; stopped, it goes on."""
+"""`ridgeline batch`: answers every line of a file into another file; resumes after a stop."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ LINE_EVERY_S = 5.0
 REMOTE_IN_FLIGHT = 32
 
 DESCRIPTION = """\
-Answer every line of IN and append the answers to OUT. A line is what /v1/batches takes:
-{"custom_id": …, "method": "POST", "url": "/v1/chat/completions", "body": {…}}; or a body alone, with
-"messages" or "prompt". Answers stand in the order in which they are ready, each with its custom_id.
-What OUT has already is not asked again: after a stop, the same command goes on."""
+Answer every line of IN and append the answers to OUT. A line has the form of /v1/batches:
+{"custom_id": …, "method": "POST", "url": "/v1/chat/completions", "body": {…}}; or is only a body, with
+"messages" or "prompt". Answers are in the order in which they are ready, each with its custom_id.
+Lines with an answer in OUT are skipped: after a stop, the same command continues."""
 
 EXAMPLES = """\
   ridgeline batch questions.jsonl answers.jsonl
@@ -46,10 +46,13 @@ def add_parser(verbs: Verbs) -> None:
         "-m",
         "--model",
         metavar="MODEL",
-        help=f"{MODEL_HELP} (default: {DEFAULT_MODEL}); given, it stands for every line's model",
+        help=f"{MODEL_HELP} (default: {DEFAULT_MODEL}); replaces every line's model",
     )
     parser.add_argument(
-        "--in-flight", metavar="N", type=int, help="lines asked at once (default: twice what runs at once)"
+        "--in-flight",
+        metavar="N",
+        type=int,
+        help="concurrent requests (default: twice the engine's running requests)",
     )
     add_source_flags(parser)
     parser.set_defaults(run=run)
@@ -60,7 +63,7 @@ def run(args: argparse.Namespace) -> int:
         raise OptionError(f"--in-flight must be at least 1, got {args.in_flight}")
     if args.url and given_flags(args, "engine"):
         flag = "--" + next(iter(given_flags(args, "engine"))).replace("_", "-")
-        raise OptionError(f"{flag} is a setting of the engine, and with --url the server has its own")
+        raise OptionError(f"{flag} is a setting of the engine; it does not apply with --url")
     from ridgeline.server.batches.offline import BadInput
 
     try:
@@ -79,7 +82,7 @@ async def _run(args: argparse.Namespace) -> int:
     output = OutputFile(args.output)
     left = len(wanted - output.answered)
     if left < len(wanted):
-        print(f"{len(wanted) - left} of {len(wanted)} lines are answered already", file=sys.stderr)
+        print(f"{len(wanted) - left} of {len(wanted)} lines are already answered", file=sys.stderr)
     try:
         if not left:
             return 0
@@ -95,7 +98,7 @@ async def _run(args: argparse.Namespace) -> int:
 
 
 def _change(args: argparse.Namespace) -> Callable[[dict[str, Any]], None] | None:
-    """What every body is given: --model for its own, and with --url the priority that our batches have."""
+    """Changes to every body: --model replaces its model, and --url adds the priority of batches."""
     from ridgeline.engine.plan.request import BACKGROUND_PRIORITY
 
     if not args.url and not args.model:
@@ -113,12 +116,12 @@ def _change(args: argparse.Namespace) -> Callable[[dict[str, Any]], None] | None
     return change
 
 
-# ── who answers ──────────────────────────────────────────────────────────────────────────────────────────
+# ── answering ────────────────────────────────────────────────────────────────────────────────────────────
 
 
 @contextlib.asynccontextmanager
 async def _source(args: argparse.Namespace) -> AsyncIterator[tuple[Post, int, dict[str, float]]]:
-    """How a line is asked, how many at once, and the machine's limits where they are known."""
+    """How to send a line, how many at once, and the machine's limits if known."""
     if args.url:
         from ridgeline.cli.remote_post import RemotePost
 
@@ -133,7 +136,7 @@ async def _source(args: argparse.Namespace) -> AsyncIterator[tuple[Post, int, di
 
 @contextlib.asynccontextmanager
 async def _engine(config: EngineConfig) -> AsyncIterator[tuple[Post, int, dict[str, float]]]:
-    """A server's front over an engine of our own, without its sockets."""
+    """A server's front over an engine of this process, without sockets."""
     from functools import partial
 
     from ridgeline.models.files.pull import ensure
@@ -161,11 +164,11 @@ async def _engine(config: EngineConfig) -> AsyncIterator[tuple[Post, int, dict[s
         await supervisor.stop()
 
 
-# ── what is shown ────────────────────────────────────────────────────────────────────────────────────────
+# ── output ───────────────────────────────────────────────────────────────────────────────────────────────
 
 
 def summary(figures: Figures, seconds: float, limits: dict[str, float]) -> str:
-    """Figures beside the limit: every token that was computed, by what the machine could multiply."""
+    """Figures beside the limit: computed tokens against the machine's matrix rate."""
     lines = figures.answered + figures.failed
     computed = figures.prompt_tokens - figures.cached_tokens + figures.output_tokens
     rate = computed / seconds if seconds else 0.0

@@ -1,4 +1,4 @@
-"""`ridgeline chat`: a conversation in the terminal, with what each answer cost under it."""
+"""`ridgeline chat`: a conversation in the terminal, with the figures of each answer below it."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def typed_lines(stdin: TextIO) -> Iterator[str]:
             yield input(prompt)
         except EOFError:
             if prompt:
-                print()  # the shell's prompt goes on a line of its own
+                print()  # start the shell's prompt on a new line
             return
         except KeyboardInterrupt:
             print("  (Ctrl-D leaves)", end="")
@@ -115,13 +115,15 @@ class Chat:
         try:
             text, stats = self._stream(asked)
         except (EngineError, TemplateError, RemoteError) as error:
-            self._say(f"error: {error}")  # too long, for example: /reset helps, leaving would lose the talk
+            self._say(
+                f"error: {error}"
+            )  # too long, for example: /reset helps, exiting would lose the conversation
             return
         self.messages = [*asked, {"role": "assistant", "content": text}]
         self._say(self._dim(f"[{stats.line()}]" if stats else "[stopped]"))
 
     def _stream(self, messages: list[Message]) -> tuple[str, AnswerStats | None]:
-        """Print the answer as it comes. Without figures: it was stopped."""
+        """Print the answer as it arrives. No figures: it was stopped."""
         text, stats = "", None
         pieces = self._answers.chat(messages, self._sampling)
         with contextlib.closing(pieces), deferred_interrupt() as interrupted:  # type: ignore[type-var]
@@ -144,9 +146,9 @@ class Chat:
 
 @contextlib.contextmanager
 def deferred_interrupt() -> Iterator[Callable[[], bool]]:
-    """Ctrl-C is noted and asked for between pieces: raised inside a step, it would leave the step half done.
+    """Ctrl-C sets a flag that is read between pieces: raised inside a step, it would leave it half done.
 
-    A second Ctrl-C raises at once, for the user who does not want to wait.
+    A second Ctrl-C raises at once.
     """
     noted = False
 

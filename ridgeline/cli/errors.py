@@ -1,10 +1,10 @@
-"""The errors of the command line's own, apart from what raises them: `main` catches them in every run."""
+"""Errors of the command line, in a small module: `main` imports it in every run."""
 
 from __future__ import annotations
 
 
 class RemoteError(Exception):
-    """The server cannot be reached, refused the request or broke off; the message has its reason."""
+    """The server is unreachable, refused the request or ended it early; the message has the reason."""
 
 
 def check_trust(url: str, error: Exception) -> None:
@@ -14,6 +14,6 @@ def check_trust(url: str, error: Exception) -> None:
     reason = error.__cause__
     if isinstance(reason, ssl.SSLCertVerificationError):
         raise RemoteError(
-            f"the certificate of {url} is not trusted: {reason.verify_message}. Name the PEM file of its "
-            "authority in the environment variable SSL_CERT_FILE"
+            f"the certificate of {url} is not trusted: {reason.verify_message}. Set the environment "
+            "variable SSL_CERT_FILE to the PEM file of its CA"
         ) from error

@@ -1,7 +1,7 @@
-"""`ridgeline`: picks the verb, and turns every error of ours into one clear line and an exit code.
+"""`ridgeline`: selects the verb, and turns every expected error into one clear line and an exit code.
 
-Nothing heavy is imported here or by the verbs' parsers: `ridgeline --help` answers at once. A verb that is
-named is imported alone, since what the others need would cost its start as much again.
+Nothing heavy is imported here or by the verbs' parsers: `ridgeline --help` answers at once. Only the module
+of the named verb is imported: all others together would double its start-up time.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ VERBS = {
     "completion": "completion",
 }
 
-# Verbs that stand below `gateway` now, by the names that they had before.
+# Older names of verbs that are now below `gateway`.
 OLD_NAMES = {
     "keys": "gateway.keys",
     "teams": "gateway.teams",
@@ -54,7 +54,7 @@ OLD_NAMES = {
     "router": "gateway.routes",
 }
 
-LAB_PACKAGES = ("scipy", "genai_prices")  # of the extra `lab`, imported where they are needed
+LAB_PACKAGES = ("scipy", "genai_prices")  # from the extra `lab`, imported where they are needed
 
 EXAMPLES = """\
 examples:
@@ -97,7 +97,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         return EXIT_INTERRUPTED
     except BrokenPipeError:
-        # The reader has gone, as `head` does. Python would complain once more while flushing at exit.
+        # The reader closed the pipe, as `head` does. Python would report it again while flushing at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return EXIT_BROKEN_PIPE
     except (OptionError, InvalidConfig, InvalidRequest, BadInput) as error:
@@ -111,7 +111,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             )
         if debug:
             raise
-        if isinstance(error, OSError) and error.filename is not None:  # a file that is not to be had
+        if isinstance(error, OSError) and error.filename is not None:  # a file that cannot be opened
             logs.fail(f"ridgeline: {error.filename}: {error.strerror}")
             return EXIT_FAILED
         logs.fail(

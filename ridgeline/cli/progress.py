@@ -1,4 +1,4 @@
-"""Showing a pull on stderr: a bar on a terminal, a line every few seconds anywhere else."""
+"""Shows the progress of a pull on stderr: a bar on a terminal, a line every few seconds elsewhere."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ MB = 1_000_000
 
 
 def fetch(name: str, stream: TextIO, *, force: bool = False) -> ResolvedModel:
-    """The model's files, pulled first if they are not there (or again, with `force`)."""
+    """The model's files, pulled first if they are missing (or again, with `force`)."""
     known = find_known(name)
     if known is None or (cached_file(known).is_file() and not force):
         return ensure(name)
@@ -34,7 +34,7 @@ def announce(known: KnownModel, stream: TextIO) -> None:
 
 @contextlib.contextmanager
 def pull_report(stream: TextIO) -> Iterator[Report]:
-    """A function that shows the progress it is told, as fits the stream."""
+    """A function that shows progress, in a form that fits the stream."""
     if stream.isatty():
         with _bar(stream) as report:
             yield report

@@ -1,6 +1,6 @@
 """Writes the option tables of docs/commands.md from the configs: `python -m ridgeline.cli.reference`.
 
-A table stands between `<!-- options: NAME -->` and `<!-- end -->`; everything else in the page is by hand.
+A table is between `<!-- options: NAME -->` and `<!-- end -->`; the rest of the page is written by hand.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ _PLACE = re.compile(r"(<!-- options: (\w+) -->\n).*?(<!-- end -->)", flags=re.DO
 
 
 def with_tables(page: str) -> str:
-    """The page with every table as the code has it now."""
+    """The page with every table generated from the current code."""
     return _PLACE.sub(lambda found: f"{found[1]}{TABLES[found[2]]}\n{found[3]}", page)
 
 

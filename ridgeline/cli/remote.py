@@ -33,9 +33,9 @@ class RemoteAnswers:
             with self._open("GET", "/v1/models") as answer:
                 models = [str(model["id"]) for model in json.loads(answer.read())["data"]]
         except BrokenOff as error:
-            raise RemoteError(f"the connection to {self._url} broke off: {error}") from error
+            raise RemoteError(f"the connection to {self._url} was lost: {error}") from error
         except (ValueError, KeyError, TypeError) as error:
-            raise RemoteError(f"{self._url} answers, but not as a server of models: {error!r}") from error
+            raise RemoteError(f"{self._url} is not a model server: {error!r}") from error
         if not models:
             raise RemoteError(f"{self._url} serves no model")
         return models[0]
@@ -58,7 +58,7 @@ class RemoteAnswers:
                             first = first or last
                             yield Piece(text)
         except BrokenOff as error:
-            raise RemoteError(f"the connection to {self._url} broke off: {error}") from error
+            raise RemoteError(f"the connection to {self._url} was lost: {error}") from error
         if not finish_reason:
             raise RemoteError(
                 f"{self._url} ended the stream without a finish reason: the answer is incomplete"
@@ -78,12 +78,12 @@ class RemoteAnswers:
         with answer:
             message = f"{self._url} answered {answer.status}: "
             if "location" in answer.headers and answer.status < 400:
-                raise RemoteError(f"{message}it is at {answer.headers['location']}; name that address")
+                raise RemoteError(f"{message}it is at {answer.headers['location']}; use that address")
             raise RemoteError(message + _error_message(answer.read()))
 
 
 def _events(answer: OpenAnswer) -> Iterator[dict[str, Any]]:
-    """The JSON of each `data:` line up to [DONE]; comments and blank lines are passed over."""
+    """The JSON of each `data:` line up to [DONE]; comments and blank lines are skipped."""
     for line in answer.lines():
         if not line.startswith(b"data:"):
             continue
@@ -93,7 +93,7 @@ def _events(answer: OpenAnswer) -> Iterator[dict[str, Any]]:
         try:
             event = json.loads(data)
         except ValueError as error:
-            raise RemoteError(f"the server sent what is not JSON: {data[:80]!r}") from error
+            raise RemoteError(f"the server sent data that is not JSON: {data[:80]!r}") from error
         if "error" in event:
             raise RemoteError(f"the server ended the answer: {_error_message(data)}")
         yield event
@@ -109,7 +109,7 @@ def _error_message(body: bytes) -> str:
 def _stats(
     usage: dict[str, Any], finish_reason: str, started: float, first: float | None, last: float | None
 ) -> AnswerStats:
-    """As the client sees it: times include the network."""
+    """The client's figures: times include the network."""
     return AnswerStats(
         prompt_tokens=usage.get("prompt_tokens", 0),
         cached_tokens=(usage.get("prompt_tokens_details") or {}).get("cached_tokens") or 0,

@@ -1,4 +1,4 @@
-"""Lines of a batch, asked of the server at --url. A thread for each request under way."""
+"""Sends the lines of a batch to the server at --url, with one thread per running request."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from ridgeline.proxy.blocking_client import BlockingClient
 from ridgeline.proxy.errors import BrokenOff, Unreachable
 from ridgeline.server.batches.inner import Reply
 
-TIMEOUT_S = 24 * 3600.0  # lines wait their turn behind everybody else's
+TIMEOUT_S = 24 * 3600.0  # lines are served after all other requests
 
 
 class RemotePost:
@@ -25,7 +25,7 @@ class RemotePost:
 
         def settle(reply: Reply | None, error: Exception | None) -> None:
             if answered.done():
-                return  # cancelled meanwhile
+                return  # cancelled in the meantime
             if reply is not None:
                 answered.set_result(reply)
             else:
@@ -37,10 +37,10 @@ class RemotePost:
                 reply = self._post(path, body)
             except Exception as error:
                 failure = error
-            with contextlib.suppress(RuntimeError):  # the loop is gone: nobody waits any more
+            with contextlib.suppress(RuntimeError):  # the loop is closed: no task waits
                 loop.call_soon_threadsafe(settle, reply, failure)
 
-        # A daemon: who stops the command does not want to wait for answers that nobody will read.
+        # A daemon: stopping the command must not wait for answers.
         threading.Thread(target=work, daemon=True).start()
         return await answered
 
@@ -53,8 +53,8 @@ class RemotePost:
                 check_trust(url, error)
                 message = f"cannot reach {url}: {error}; is `ridgeline serve` running there?"
                 raise RemoteError(message) from error
-            return Reply(503)  # it was there, and may come back
+            return Reply(503)  # it answered before, and may come back
         if answer.status in (401, 403):
-            raise RemoteError(f"{url} answered {answer.status}: the key is not accepted")
+            raise RemoteError(f"{url} answered {answer.status}: it rejected the key")
         self._reached.set()
         return Reply(answer.status, answer.headers, bytearray(answer.body))

@@ -1,1 +1,1 @@
-"""The HTTP side of a proxy: client, connection pool, breaker, health, retry budget, fair queue, relay."""
+"""HTTP parts of a proxy: client, connection pool, breaker, health, retry budget, fair queue, relay."""

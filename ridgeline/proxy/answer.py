@@ -1,8 +1,8 @@
-"""Answer: one upstream's answer as it arrives. Filled by its `Connection`, read by the client's caller.
+"""UpstreamAnswer: one upstream's answer as it arrives. Filled by its `Connection`, read by the caller.
 
-Its body comes whole (`read`), piece by piece (`next`), or handed to a function as it arrives (`relay`), which
-wakes no task and is what a stream costs least with. A reader that falls behind stops the socket's reading.
-Nothing of an answer is kept once it was read.
+Its body is read whole (`read`), piece by piece (`next`), or passed to a function as it arrives (`relay`),
+which wakes no task and is the cheapest way for a stream. A slow reader pauses reading from the socket. Bytes
+that were read are not kept.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import Protocol
 from ridgeline.proxy.errors import Cause, RequestBroken
 from ridgeline.proxy.request_head import Headers
 
-HIGH_WATER = 256 * 1024  # unread bytes of one answer that stop the reading of its socket
+HIGH_WATER = 256 * 1024  # unread bytes of one answer that pause reading from its socket
 
 
 class Source(Protocol):
@@ -26,8 +26,8 @@ class Source(Protocol):
     def drop(self) -> None: ...
 
 
-class Answer:
-    """Times are monotonic seconds. `status` is 0 until the head has come."""
+class UpstreamAnswer:
+    """Times are monotonic seconds. `status` is 0 until the head has arrived."""
 
     __slots__ = (
         "_buffered",
@@ -57,12 +57,12 @@ class Answer:
         self, first_byte_s: float, idle_s: float, until: float, waits_for_body: bool, is_stream: bool
     ) -> None:
         self.status = 0
-        self.headers: Headers = []  # names in lower case, without those about the connection
+        self.headers: Headers = []  # names in lower case, without connection headers
         self.received = 0  # bytes of the body so far
         self.asked_at = self.last_at = self.first_at = 0.0  # sent; last bytes, first bytes of the body
         self.first_byte_s, self.idle_s, self.until = first_byte_s, idle_s, until
-        self.due = until  # when the sweep over deadlines must look closer
-        self.is_lost = False  # its kept-alive connection was closed before a byte of an answer came
+        self.due = until  # when the sweep over deadlines must check it
+        self.is_lost = False  # its kept-alive connection was closed before a byte of an answer arrived
         self.is_stream = is_stream
         self._waits_for_body = waits_for_body
         self._connection: Source | None = None
@@ -83,7 +83,7 @@ class Answer:
 
     @property
     def is_complete(self) -> bool:
-        """The whole body has arrived; some of it may still have to be read."""
+        """Whether the whole body has arrived; some of it may still be unread."""
         return self._is_complete
 
     @property
@@ -91,7 +91,7 @@ class Answer:
         return self._is_paused
 
     async def next(self) -> bytes | None:
-        """The unread bytes that have arrived; None at the end. RequestBroken if the answer was cut short."""
+        """Unread bytes, waiting for some; None at the end. RequestBroken if the answer is incomplete."""
         while not self._pieces:
             if self._error is not None:
                 raise self._error
@@ -101,7 +101,7 @@ class Answer:
         return self.take()
 
     def take(self) -> bytes:
-        """The unread bytes that have arrived, without waiting."""
+        """Unread bytes, without waiting."""
         pieces = self._pieces
         if not pieces:
             return b""
@@ -113,7 +113,7 @@ class Answer:
         return piece
 
     async def read(self, limit: int) -> bytes:
-        """The whole body. One larger than `limit` is RequestBroken("body_too_large"), and given up."""
+        """The whole body. One larger than `limit` raises RequestBroken("body_too_large") and is given up."""
         pieces: list[bytes] = []
         size = 0
         while (piece := await self.next()) is not None:
@@ -127,8 +127,7 @@ class Answer:
     async def relay(self, sink: Callable[[bytes], object]) -> None:
         """Call `sink` with every piece, in the loop's own read; return at the end of the answer.
 
-        A sink that is full calls `pause`, and `resume` later. An exception of the sink ends the answer and is
-        raised here.
+        A full sink calls `pause`, and `resume` later. An exception of the sink ends the answer and is raised.
         """
         if self._pieces:
             sink(self.take())
@@ -144,7 +143,7 @@ class Answer:
             sink(self.take())
 
     def pause(self) -> None:
-        """Stop reading the socket; the upstream's silence is no fault while that lasts."""
+        """Stop reading the socket; meanwhile the idle timeout does not apply."""
         if not self._is_paused:
             self._is_paused = True
             if self._connection is not None:
@@ -159,7 +158,7 @@ class Answer:
                 self._connection.resume()
 
     def abort(self) -> None:
-        """Close the socket at once, if the answer has not all arrived. Reading on raises RequestBroken."""
+        """Close the socket at once if the answer is incomplete. Further reads raise RequestBroken."""
         self.fail("aborted")
         self._pieces.clear()
         self._buffered = 0
@@ -172,7 +171,7 @@ class Answer:
         self.due = min(now + self.first_byte_s, self.until)
 
     async def begin(self) -> None:
-        """Wait for the head; for the first of the body too, if so asked. Returns as well when `is_lost`."""
+        """Wait for the head, and if requested for the first body bytes. Also returns when `is_lost`."""
         while self._error is None and not self._is_complete and not self.is_lost:
             if self.status and (self.first_at or not self._waits_for_body):
                 return
@@ -222,7 +221,7 @@ class Answer:
             self._end(RequestBroken(cause))
 
     def check(self, now: float) -> None:
-        """A deadline may be over: fail, or say when to look again."""
+        """A deadline may have passed: fail, or return the time of the next check."""
         if now >= self.until:
             self.fail("total_timeout")
         elif self._is_paused:
@@ -249,7 +248,7 @@ class Answer:
         try:
             await waiter
         except asyncio.CancelledError:
-            self.abort()  # the only reader is gone
+            self.abort()  # the waiting reader was cancelled, and no other may read
             raise
         finally:
             self._waiter = None

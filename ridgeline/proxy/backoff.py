@@ -1,4 +1,4 @@
-"""How long to wait before an upstream is asked again: our own backoff, and what its answer asks for."""
+"""Seconds to wait before a retry: our own backoff, and the upstream's Retry-After."""
 
 from __future__ import annotations
 
@@ -6,19 +6,19 @@ import random
 from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
 
-from ridgeline.proxy.answer import Answer
+from ridgeline.proxy.answer import UpstreamAnswer
 
-LONGEST_S = 3600.0  # whatever an upstream asks for
+LONGEST_S = 3600.0  # upper bound for an upstream's Retry-After
 
 
 def backoff_s(first_ms: float, longest_ms: float, retries: int, rng: random.Random) -> float:
-    """Before retry number `retries` + 1: twice as long each time, up to a bound, times 0.8 to 1.2."""
+    """The wait before retry number `retries` + 1: doubled each time up to a bound, times 0.8 to 1.2."""
     base_ms = min(first_ms * 2.0**retries, longest_ms)
     return base_ms / 1e3 * rng.uniform(0.8, 1.2)
 
 
-def retry_after_s(answer: Answer, now: datetime | None = None) -> float | None:
-    """From retry-after-ms, or from Retry-After in seconds or as a date; None where there is none."""
+def retry_after_s(answer: UpstreamAnswer, now: datetime | None = None) -> float | None:
+    """From retry-after-ms, or from Retry-After in seconds or as a date; None if absent."""
     text = answer.header(b"retry-after-ms")
     if text is not None and (seconds := _number(text)) is not None:
         return min(seconds / 1e3, LONGEST_S)

@@ -62,9 +62,9 @@ class OpenAnswer:
 class BlockingClient:
     """Requests to one server. May be used from several threads at once.
 
-    url:       http://host[:port][/base] or https://…; a last /v1 is left out: it is part of each path.
-    timeout_s: longest wait for a connection, and for each read of an answer.
-    direct:    connect to the server itself, whatever proxy the environment names (HTTP_PROXY, HTTPS_PROXY).
+    url:       http://host[:port][/base] or https://…; a trailing /v1 is dropped: it is part of each path.
+    timeout_s: time limit for connecting, and for each read of an answer.
+    direct:    connect without a proxy, even if the environment sets one (HTTP_PROXY, HTTPS_PROXY).
     """
 
     def __init__(self, url: str, *, timeout_s: float, api_key: str = "", direct: bool = False) -> None:
@@ -103,7 +103,7 @@ class BlockingClient:
         url = self.url + path + ("?" + urllib.parse.urlencode(query) if query else "")
         headers = self._headers if body is None else {**self._headers, "content-type": "application/json"}
         try:
-            if urllib.parse.urlsplit(url).scheme not in ("http", "https"):  # urllib opens files, too
+            if urllib.parse.urlsplit(url).scheme not in ("http", "https"):  # urllib would also open files
                 raise ValueError("the address must begin with http:// or https://")
             request = urllib.request.Request(url, data=body, headers=headers, method=method)
             response = self._opener.open(request, timeout=self._timeout_s)

@@ -1,4 +1,4 @@
-"""StoredBody: a request body of which parts lie on disk, read block by block as it is sent."""
+"""StoredBody: a request body with parts on disk, read block by block as it is sent."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class Stretch:
 
 
 class StoredBody:
-    """It may be sent more than once."""
+    """May be sent more than once."""
 
     def __init__(self, pieces: Sequence[bytes | Stretch]) -> None:
         self._pieces = pieces
@@ -48,5 +48,5 @@ class StoredBody:
                 size = min(BLOCK_BYTES, piece.end - at)
                 block = await asyncio.to_thread(piece.file.read, at, size)
                 if len(block) != size:
-                    raise OSError("the file is shorter than it was")
+                    raise OSError("the file has become shorter")
                 yield block

@@ -1,7 +1,8 @@
-"""Breaker: whether an upstream is asked at all. Pure logic with an injected clock; one for each upstream.
+"""Breaker: whether requests go to an upstream. Pure logic with an injected clock; one for each upstream.
 
-Closed, requests pass and their ends are counted. Enough failures open it: nothing passes. After a while one
-request at a time may try (half open): its success closes the breaker, its failure opens it for twice as long.
+Closed: requests pass and their outcomes are counted. Enough failures open it: no request passes. After a
+while it allows one trial request at a time (half open): success closes the breaker, failure opens it for
+twice as long.
 """
 
 from __future__ import annotations
@@ -11,20 +12,20 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Literal
 
-BUCKETS = 10  # a window's parts: what is older leaves by a tenth of it at a time
+BUCKETS = 10  # buckets of a window: old counts expire one tenth at a time
 
 
 @dataclass(frozen=True, slots=True)
 class BreakerLimits:
     failures: int = 5  # within `window_s`, that open it …
-    ratio: float = 0.5  # … if they are at least this part of all requests in that time
+    ratio: float = 0.5  # … if they are at least this share of all requests in that time
     window_s: float = 30.0
-    open_s: float = 5.0  # until one request may try; doubled each time that one fails
+    open_s: float = 5.0  # until a trial request; doubled each time it fails
     open_max_s: float = 60.0
 
 
 class Pass(Enum):
-    """What `admit` gives to a request, and the request gives back with its end."""
+    """Returned by `admit`; the request passes it back with its outcome."""
 
     NO = 0
     YES = 1
@@ -35,13 +36,13 @@ class Breaker:
     def __init__(self, limits: BreakerLimits, clock: Callable[[], float]) -> None:
         self._limits, self._clock = limits, clock
         self._width_s = limits.window_s / BUCKETS
-        self._numbers = [-1] * BUCKETS  # which bucket of all time each holds
+        self._numbers = [-1] * BUCKETS  # the number of each bucket since the clock's start
         self._ends = [0] * BUCKETS
         self._failures = [0] * BUCKETS
         self._open_until: float | None = None  # None: closed
         self._open_s = limits.open_s
         self._has_trial = False
-        self.opened = 0  # times, since the start
+        self.opened = 0  # count since the start
 
     @property
     def state(self) -> Literal["closed", "open", "half_open"]:
@@ -55,11 +56,11 @@ class Breaker:
 
     @property
     def has_trial(self) -> bool:
-        """A request is trying whether the upstream is back."""
+        """Whether a trial request is running."""
         return self._has_trial
 
     def may_admit(self) -> bool:
-        """What `admit` would say, without a trial being given away."""
+        """The result of `admit`, without starting a trial."""
         until = self._open_until
         return until is None or (not self._has_trial and self._clock() >= until)
 
@@ -73,14 +74,14 @@ class Breaker:
         return Pass.TRIAL
 
     def success(self, given: Pass) -> None:
-        """The upstream answered, whatever it said."""
+        """The upstream answered."""
         if given is Pass.TRIAL:
             self.reset()
         else:
             self._ends[self._bucket()] += 1
 
     def failure(self, given: Pass) -> None:
-        """It did not answer, or said that it could not."""
+        """The upstream did not answer, or answered with a failure."""
         bucket = self._bucket()
         self._ends[bucket] += 1
         self._failures[bucket] += 1
@@ -91,16 +92,16 @@ class Breaker:
             self._open()
 
     def abandon(self, given: Pass) -> None:
-        """The request ended and says nothing about the upstream: another request may try."""
+        """The request ended without an outcome: another request may be the trial."""
         if given is Pass.TRIAL:
             self._has_trial = False
 
     def trip(self) -> None:
-        """Open, whatever was counted: the upstream was seen to be down."""
+        """Open regardless of counts: the upstream was found down."""
         self._open()
 
     def allow_trial(self) -> None:
-        """The upstream was seen to be up: the next request may try."""
+        """The upstream was found up: the next request may be the trial."""
         if self._open_until is not None:
             self._open_until = self._clock()
 

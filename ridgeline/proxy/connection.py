@@ -1,7 +1,7 @@
 """Connection: one socket to an upstream, with at most one request on it. Made and kept by `HttpClient`.
 
-httptools takes the bytes apart; what it finds goes to the request's `Answer`. Whatever an upstream sends, the
-connection holds no more of it than a head's worth, and nothing that came behind an answer is ever read.
+httptools parses the bytes into the request's `UpstreamAnswer`. The connection buffers at most the size of a
+head, and never reads bytes that follow an answer.
 """
 
 from __future__ import annotations
@@ -13,16 +13,16 @@ from typing import cast
 
 import httptools
 
-from ridgeline.proxy.answer import Answer
+from ridgeline.proxy.answer import UpstreamAnswer
 from ridgeline.proxy.body import StoredBody
 from ridgeline.proxy.errors import Cause, RequestBroken
 from ridgeline.proxy.origin import Origin
 from ridgeline.proxy.pool import ConnectionPool
 from ridgeline.proxy.request_head import HOP_BY_HOP, Headers
 
-_PEER_CLOSED = getattr(select, "POLLRDHUP", 0)  # besides POLLHUP and POLLERR, which poll() always reports
-_EARLIER_S = 1.0  # before the keep-alive timeout that an upstream announces
-SMALL_BODY = 32 * 1024  # copied behind its head and sent in one write
+_PEER_CLOSED = getattr(select, "POLLRDHUP", 0)  # beside POLLHUP and POLLERR, which poll() always reports
+_EARLIER_S = 1.0  # margin before the keep-alive timeout that an upstream announces
+SMALL_BODY = 32 * 1024  # a smaller body is appended to its head and sent in one write
 
 
 class Connection(asyncio.Protocol):
@@ -49,22 +49,22 @@ class Connection(asyncio.Protocol):
 
     def __init__(self, pool: ConnectionPool[Connection], origin: Origin) -> None:
         self.origin = origin
-        self.answer: Answer | None = None
+        self.answer: UpstreamAnswer | None = None
         self.kept_until = 0.0
-        self.has_written = False  # a byte of the request that is or was last on it
+        self.has_written = False  # whether a byte of its last request was written
         self._keep_alive_s = origin.keep_alive_s
         self._pool = pool
         self._transport: asyncio.Transport | None = None
         self._parser = httptools.HttpResponseParser(self)
         self._requests = 0
-        self._sending: asyncio.Task[None] | None = None  # of a body that lies on disk
+        self._sending: asyncio.Task[None] | None = None  # of a body on disk
         self._room: asyncio.Event | None = None  # to write more of it
-        self._silent = 0  # bytes since the last of a body
+        self._silent = 0  # bytes since the last body bytes
         self._headers: Headers = []
         self._pieces: list[bytes] = []
         self._has_framing = self._is_complete = self._is_interim = self._is_kept = False
 
-    def send(self, answer: Answer, head: bytes, body: bytes | StoredBody) -> None:
+    def send(self, answer: UpstreamAnswer, head: bytes, body: bytes | StoredBody) -> None:
         transport = self._transport
         self._requests += 1
         self._silent = 0
@@ -89,21 +89,23 @@ class Connection(asyncio.Protocol):
         else:
             transport.writelines((head, body))
 
-    async def _send_blocks(self, body: StoredBody, transport: asyncio.Transport, answer: Answer) -> None:
-        """As fast as the upstream takes them: of the body no more than a few blocks are in memory."""
+    async def _send_blocks(
+        self, body: StoredBody, transport: asyncio.Transport, answer: UpstreamAnswer
+    ) -> None:
+        """At the upstream's pace: only a few blocks of the body are in memory."""
         assert self._room is not None
         try:
             async for block in body.blocks():
                 await self._room.wait()
                 if self.answer is not answer or transport.is_closing():
-                    return  # answered early, or given up
+                    return  # answered before the body was sent, or given up
                 transport.write(block)
         except OSError:
             if self.answer is answer:
                 self.fail("upload_lost")
 
     def is_usable(self, now: float) -> bool:
-        """Whether a kept connection may take a request. Asks the kernel: the loop may not know of a close."""
+        """Whether a kept connection can take a request. Asks the kernel: the loop may not know of a close."""
         transport = self._transport
         if now >= self.kept_until or transport is None or transport.is_closing():
             return False
@@ -123,7 +125,7 @@ class Connection(asyncio.Protocol):
             self._transport.resume_reading()
 
     def drop(self) -> None:
-        """Close the socket now, whatever is still to be read or written."""
+        """Close the socket now, with unread and unwritten bytes."""
         self.answer = None
         self._pool.forget(self)
         if self._transport is not None:
@@ -146,18 +148,18 @@ class Connection(asyncio.Protocol):
             self._room.set()
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        self._transport = cast(asyncio.Transport, transport)  # uvloop's own has no such base
+        self._transport = cast(asyncio.Transport, transport)  # uvloop's transport lacks this base class
 
     def data_received(self, data: bytes) -> None:
         answer = self.answer
         if answer is None:
-            self.drop()  # bytes without a request
+            self.drop()  # unsolicited bytes
             return
         answer.last_at = monotonic()
         try:
             self._parser.feed_data(data)
         except httptools.HttpParserError as error:
-            # A callback's exception comes wrapped. Bytes behind a whole answer spoil the connection alone.
+            # A callback's exception is wrapped. Bytes after a complete answer only invalidate the connection.
             if not self._is_complete:
                 found = error.__context__
                 self.fail(found.cause if isinstance(found, RequestBroken) else "garbage")
@@ -177,15 +179,15 @@ class Connection(asyncio.Protocol):
             if self._silent > self._pool.limits.head_bytes:
                 self.fail("garbage" if answer.received else "head_too_large")
                 return
-        if self._is_complete and self.answer is not None:  # the sink may have given it up
+        if self._is_complete and self.answer is not None:  # the sink may have aborted it
             self._end(answer)
 
     def connection_lost(self, error: Exception | None) -> None:
         self._pool.forget(self)
-        self.resume_writing()  # what waits for room sees that there is no connection
+        self.resume_writing()  # a task that waits for room sees that the connection is closed
         if self.answer is not None:
             self._lost(error)
-        # Both hold this object in turn: many connections would wait for the collector of cycles.
+        # Break reference cycles: many connections would otherwise wait for the garbage collector.
         self._transport = None
         del self._parser
 
@@ -212,7 +214,7 @@ class Connection(asyncio.Protocol):
                     raise RequestBroken("body_too_large")
 
     def _note_keep_alive(self, value: bytes) -> None:
-        """`timeout=5, max=100`: the upstream's own timeout, where that is shorter than ours."""
+        """`timeout=5, max=100`: use the upstream's timeout if it is shorter than ours."""
         for part in value.split(b","):
             name, _, number = part.strip().partition(b"=")
             if name.lower() == b"timeout" and number.isdigit() and len(number) <= 9:
@@ -231,7 +233,7 @@ class Connection(asyncio.Protocol):
             if status in (204, 304):
                 self._has_framing = True
             answer.feed_head(status, self._headers)
-            self._headers = []  # trailers are not read and must not change it
+            self._headers = []  # ignore trailers
 
     def on_body(self, body: bytes) -> None:
         self._pieces.append(body)
@@ -245,12 +247,12 @@ class Connection(asyncio.Protocol):
 
     # ── the end of an answer ──
 
-    def _end(self, answer: Answer) -> None:
+    def _end(self, answer: UpstreamAnswer) -> None:
         transport = self._transport
         assert transport is not None
         self.answer = None
         self._pool.ended(self)
-        # Unsent bytes: answered before it was all sent, and the rest would be taken for the next request.
+        # Unsent bytes: answered before the request was sent; the rest would be taken for the next one.
         is_sent = self._sending is None or self._sending.done()
         usable = (
             is_sent and self._is_kept and not transport.is_closing() and not transport.get_write_buffer_size()

@@ -1,4 +1,4 @@
-"""What can go wrong between a proxy and its upstreams. Callers map these errors to their own.
+"""Errors between a proxy and its upstreams. Callers map them to their own.
 
 No message holds a key, an upstream's address or text of a request.
 """
@@ -28,33 +28,33 @@ Cause = Literal[
 ]
 
 _MESSAGES: dict[Cause, str] = {
-    "refused": "no connection to the upstream: refused",
-    "unresolved": "no connection to the upstream: its name is not known",
-    "tls": "no connection to the upstream: its certificate or its TLS was not accepted",
-    "unreachable": "no connection to the upstream",
-    "connect_timeout": "no connection to the upstream in time",
+    "refused": "cannot connect to the upstream: connection refused",
+    "unresolved": "cannot connect to the upstream: unknown host name",
+    "tls": "cannot connect to the upstream: TLS handshake or certificate check failed",
+    "unreachable": "cannot connect to the upstream",
+    "connect_timeout": "timed out while connecting to the upstream",
     "busy": "too many connections to upstreams are open",
-    "reset": "the upstream closed the connection before it had answered",
+    "reset": "the upstream closed the connection before it answered",
     "stale": "the upstream closed a kept-alive connection as the request was sent; the request may have been "
     "executed and was not sent again",
     "truncated": "the upstream closed the connection in the middle of its answer",
     "garbage": "the upstream's answer was not valid HTTP",
     "head_too_large": "the head of the upstream's answer was too large",
     "body_too_large": "the upstream's answer was too large",
-    "upload_lost": "a file of the request's body could not be read",
+    "upload_lost": "could not read a file of the request's body",
     "first_byte_timeout": "the upstream did not begin to answer in time",
-    "idle_timeout": "the upstream stopped in the middle of its answer",
-    "total_timeout": "the request's time was over before the upstream had answered",
+    "idle_timeout": "the upstream stalled in the middle of its answer",
+    "total_timeout": "the upstream did not answer within the request's time limit",
     "aborted": "the request to the upstream was given up",
 }
 
 
 class ProxyError(Exception):
-    """One request failed; the client, its pool and its queue go on."""
+    """One request failed; the client, its pool and its queue stay usable."""
 
 
 class RequestBroken(ProxyError):
-    """No answer, or one that broke off."""
+    """No answer, or an incomplete one."""
 
     def __init__(self, cause: Cause) -> None:
         super().__init__(_MESSAGES[cause])
@@ -66,7 +66,7 @@ class RequestBroken(ProxyError):
 
 
 class InvalidHead(ProxyError):
-    """A header or path that cannot be sent: it could begin a line of its own, or leave the base URL."""
+    """A header or path that cannot be sent: it could start another header line, or leave the base URL."""
 
     def __init__(self, message: str, code: Literal["invalid_header", "invalid_path"]) -> None:
         super().__init__(message)
@@ -74,10 +74,10 @@ class InvalidHead(ProxyError):
 
 
 class QueueRefused(ProxyError):
-    """No place in a queue: it is full, or the wait took too long."""
+    """No slot: the queue is full, or the wait took too long."""
 
     def __init__(self, code: Literal["queue_full", "queue_timeout"], retry_after_s: float) -> None:
-        reason = "too many requests wait already" if code == "queue_full" else "its turn did not come in time"
+        reason = "its queue is full" if code == "queue_full" else "the request waited too long in its queue"
         super().__init__(f"the model is busy and {reason}")
         self.code, self.retry_after_s = code, retry_after_s
 
@@ -87,4 +87,4 @@ class Unreachable(ProxyError):
 
 
 class BrokenOff(ProxyError):
-    """The answer to a blocking request did not arrive whole."""
+    """The answer to a blocking request is incomplete."""

@@ -1,7 +1,7 @@
-"""FairOrder: which waiting request is next. Pure logic; `FairQueue` does the waiting.
+"""FairOrder: the order of waiting requests. Pure logic; `FairQueue` does the waiting.
 
-Priorities come first. Inside one, tenants share the time that places are held, by their weights: not the
-number of starts, because one answer holds its place a hundred times as long as another.
+Higher priorities go first. Within a priority, tenants share slot time by their weights, not the number of
+starts: one answer can hold its slot a hundred times as long as another.
 """
 
 from __future__ import annotations
@@ -9,15 +9,15 @@ from __future__ import annotations
 import asyncio
 from collections import OrderedDict
 
-# A start is charged this much of a place's time, so that requests that end at once are not free.
+# A start is charged this much slot time, so that requests that end at once are not free.
 ENTRY_S = 0.01
-# Of this many turns one goes to a lower priority, if a request there has waited longer than `ageing_s`.
+# One of this many turns goes to a lower priority, if a request there has waited longer than `ageing_s`.
 AGED_TURN = 8
-_SWEEP_AT = 1024  # absent tenants whose debts are remembered
+_SWEEP_AT = 1024  # absent tenants whose debts are kept
 
 
 class Waiter:
-    """One request that waits for a place."""
+    """One request that waits for a slot."""
 
     __slots__ = ("future", "in_line", "priority", "since", "tenant", "timer", "weight")
 
@@ -29,7 +29,7 @@ class Waiter:
 
 
 class _Tenant:
-    """`used` is the time its places were held while a request waited, divided by its weight."""
+    """`used`: slot time while requests were waiting, divided by the tenant's weight."""
 
     __slots__ = ("at", "epoch", "places", "used", "waiting", "weight")
 
@@ -41,7 +41,7 @@ class _Tenant:
 
 
 class _Lane:
-    """Those of one priority, by arrival, as a whole and per tenant."""
+    """The waiting requests of one priority, by arrival, in total and per tenant."""
 
     __slots__ = ("arrivals", "tenants")
 
@@ -51,16 +51,18 @@ class _Lane:
 
 
 class FairOrder:
-    """The order of the waiting requests, and what each tenant has used. Callers pass the time."""
+    """The order of waiting requests, and each tenant's usage. The caller gives the time."""
 
     def __init__(self, ageing_s: float) -> None:
         self.waiting = 0
         self._ageing_s = ageing_s
         self._lanes: dict[int, _Lane] = {}
         self._tenants: dict[str, _Tenant] = {}
-        self._debtors: set[str] = set()  # no places, no waiters, but more use than the waiting tenants
-        # Runs only while a request waits: a place without competition is free. When the last waiter has been
-        # served, a new epoch begins and all debts are forgotten.
+        self._debtors: set[str] = (
+            set()
+        )  # have neither slots nor waiting requests, but used more than the waiting tenants
+        # Runs only while requests wait: a slot without competition is free. When no request waits, all
+        # tenants have been served, and a new epoch begins without debts.
         self._contended_s = 0.0
         self._read_at = 0.0
         self._epoch = 0
@@ -70,7 +72,7 @@ class FairOrder:
         self._tick(now)
         tenant = self._tenant(waiter.tenant, waiter.weight)
         if not tenant.waiting:
-            # A tenant that comes late has no claim on the time before: it starts level with the least served.
+            # A new tenant has no claim on earlier time: it starts level with the least served tenant.
             others = self._waiting_tenants()
             tenant.used = max(tenant.used, min((self._settle(one).used for one in others), default=0.0))
         lane = self._lanes.setdefault(waiter.priority, _Lane())
@@ -104,7 +106,7 @@ class FairOrder:
         self._forget(waiter.tenant, tenant)
 
     def next(self, now: float) -> Waiter | None:
-        """The one whose turn it is; it has left the line."""
+        """Removes and returns the next request."""
         if not self.waiting:
             return None
         self._tick(now)
@@ -128,8 +130,8 @@ class FairOrder:
         self._forget(name, tenant)
 
     def outvied_by(self, waiter: Waiter) -> Waiter | None:
-        """The request that gives way to `waiter` when the queue is full: the last of the tenant that fills
-        most of it, by weight, in the lowest priority. None: `waiter` itself has the weakest claim.
+        """The request to drop for `waiter` when the queue is full: the newest of the tenant with most waiting
+        requests by weight, in the lowest priority. None: `waiter` itself has the weakest claim.
         """
         lowest = max(self._lanes)
         if waiter.priority > lowest:
@@ -146,7 +148,7 @@ class FairOrder:
         return {name: tenant.waiting for name, tenant in self._tenants.items() if tenant.waiting}
 
     def _priority(self, now: float) -> int:
-        """The highest; but in one of AGED_TURN turns the lower one in which a request has waited longest."""
+        """The highest; but in one of AGED_TURN turns the lower one whose request has waited longest."""
         highest = min(self._lanes)
         if len(self._lanes) == 1:
             return highest
@@ -168,7 +170,7 @@ class FairOrder:
         self._read_at = now
 
     def _settle(self, tenant: _Tenant) -> _Tenant:
-        """Charges what its places took since they were last looked at."""
+        """Charges the tenant's slot time since the last charge."""
         if tenant.epoch != self._epoch:
             tenant.epoch, tenant.used, tenant.at = self._epoch, 0.0, 0.0
         tenant.used += tenant.places * (self._contended_s - tenant.at) / tenant.weight
@@ -195,7 +197,7 @@ class FairOrder:
             del self._tenants[name]
 
     def _sweep(self) -> None:
-        """Forgets the debts that others have caught up with; if there are still too many, all of them."""
+        """Drops debts that other tenants have caught up with; if there are still too many, all debts."""
         level = min((self._settle(one).used for one in self._waiting_tenants()), default=0.0)
         paid = {name for name in self._debtors if self._tenants[name].used <= level}
         for name in paid if len(paid) > _SWEEP_AT // 2 else set(self._debtors):

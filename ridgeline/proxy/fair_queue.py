@@ -1,7 +1,7 @@
-"""FairQueue: the places of an upstream, and the requests that wait for one.
+"""FairQueue: the slots of an upstream, and the requests that wait for one.
 
-Upstreams call `enter` before a request is sent and `leave` when its answer has ended. `FairOrder`
-decides which is next. A cancelled waiter and one whose time is up lose no place.
+Upstreams call `enter` before a request is sent and `leave` when its answer has ended. `FairOrder` decides
+the order. A cancelled or timed-out request never loses a slot.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ LEAST_WEIGHT = 0.01
 
 
 class FairQueue:
-    """`capacity` places; at most `max_waiting` requests wait. When full, the largest tenant gives way."""
+    """`capacity` slots; at most `max_waiting` requests wait. In a full queue the largest tenant gives way."""
 
     def __init__(
         self,
@@ -30,12 +30,12 @@ class FairQueue:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         if capacity < 1:
-            raise ValueError(f"a queue needs at least 1 place, not {capacity}")
+            raise ValueError(f"a queue with {capacity} slots would admit no request")
         self._capacity, self.max_waiting = capacity, max_waiting
         self.in_use = 0
         self._order = FairOrder(ageing_s)
         self._clock = clock
-        self._turn_s = 1.0  # time between two turns while a request waits, a moving mean
+        self._turn_s = 1.0  # time between two turns while requests wait, a moving mean
         self._turn_at: float | None = None
 
     @property
@@ -57,7 +57,7 @@ class FairQueue:
     async def enter(
         self, tenant: str, weight: float = 1.0, priority: int = 1, timeout_s: float = 30.0
     ) -> float:
-        """Waits for a place; how long, in seconds. QueueRefused when the room is full or the time is up."""
+        """Waits for a slot; returns the seconds waited. QueueRefused if the queue is full or on timeout."""
         now, weight = self._clock(), max(weight, LEAST_WEIGHT)
         if self.in_use < self._capacity and not self._order.waiting:
             self.in_use += 1
@@ -75,21 +75,21 @@ class FairQueue:
         except asyncio.CancelledError:
             self._order.remove(waiter, self._clock())
             if not waiter.future.cancelled() and waiter.future.exception() is None:
-                self.leave(tenant)  # its turn had come in the same moment
+                self.leave(tenant)  # it got its slot at the same time
             raise
         finally:
             waiter.timer.cancel()
         return self._clock() - now
 
     def leave(self, tenant: str) -> None:
-        """Gives the place back that `enter` gave to this tenant; the next one has it at once."""
+        """Releases the tenant's slot from `enter`; the next request gets it at once."""
         now = self._clock()
         self.in_use -= 1
         self._order.ended(tenant, now)
         self._hand_over(now)
 
     def retry_after_s(self) -> float:
-        """About when the requests that wait now will have had their turns."""
+        """Estimated seconds until all requests that wait now have had their turn."""
         return min(max(self._order.waiting * self._turn_s, 1.0), LONGEST_RETRY_S)
 
     def _hand_over(self, now: float) -> None:

@@ -1,7 +1,7 @@
-"""Health: watches upstreams beside the requests: whether their streams make progress, and what a probe says.
+"""Health: checks upstreams beside the requests: the progress of their streams, and probes.
 
-An upstream that answers pings and computes nothing is down all the same: streams under way without a byte on
-any of them open its breaker. So do two failed probes in a row; one that succeeds lets the next request try.
+An upstream that answers pings but computes nothing is down: if none of its running streams gets a byte, its
+breaker opens. Two failed probes in a row open it too; a successful probe allows a trial request.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Protocol
 
 from ridgeline.proxy.breaker import Breaker
 from ridgeline.proxy.errors import ProxyError
-from ridgeline.proxy.http_client import Deadlines, HttpClient
+from ridgeline.proxy.http_client import HttpClient, Timeouts
 from ridgeline.proxy.origin import Origin
 
 TICK_S = 0.5
@@ -24,20 +24,20 @@ log = logging.getLogger(__name__)
 
 
 class Watched(Protocol):
-    """An upstream, as `Health` sees it. `Health` sets the fields from `heard_at` on."""
+    """An upstream, as `Health` needs it. `Health` sets the fields from `heard_at` on."""
 
     name: str
     origin: Origin
     breaker: Breaker
-    heard_at: float  # when an answer of it last began, or had bytes at the last check
-    stalled_at: float  # when its streams last stood still
+    heard_at: float  # when an answer last began, or had received bytes at a check
+    stalled_at: float  # when its streams last stalled
     probe: str  # ok, failed, none
     probe_failures: int  # in a row
     probe_due: float
 
     @property
     def stall_s(self) -> float:
-        """Streams under way without a byte for this time open the breaker; 0: never."""
+        """Running streams without a byte for this time open the breaker; 0: never."""
 
     @property
     def probe_s(self) -> float:
@@ -75,7 +75,7 @@ class Health:
             try:
                 self._look()
             except Exception:
-                log.exception("the upstreams' health could not be looked at")
+                log.exception("could not check the upstreams' health")
 
     def _look(self) -> None:
         now = self._clock()
@@ -89,25 +89,25 @@ class Health:
                 task.add_done_callback(self._probes.discard)
 
     def check_progress(self, upstream: Watched) -> None:
-        """Streams are under way, and for `stall_s` nothing was heard of the upstream: its breaker opens."""
+        """Opens the breaker if streams are running and none got a byte for `stall_s`."""
         waiting = False
         for connection in self._client.pool.live:
             answer = connection.answer
             if connection.origin is upstream.origin and answer is not None:
                 if answer.status:
                     upstream.heard_at = max(upstream.heard_at, answer.last_at)
-                # A slow reader, or an answer that is not streamed, says nothing about the upstream.
+                # A slow reader or an answer that is not streamed says nothing about the upstream.
                 if answer.is_stream and not answer.is_paused:
                     waiting = waiting or self._clock() - answer.last_at > upstream.stall_s
         silent_s = self._clock() - max(upstream.heard_at, upstream.stalled_at)
         if waiting and silent_s > upstream.stall_s:
-            upstream.stalled_at = self._clock()  # a request that tries again has as long
+            upstream.stalled_at = self._clock()  # a trial request gets the same time
             if upstream.breaker.is_closed or upstream.breaker.has_trial:
-                log.warning("upstream %s: its streams have stopped, not asked for now", upstream.name)
+                log.warning("upstream %s: its streams stalled; breaker opened", upstream.name)
                 upstream.breaker.trip()
 
     async def probe(self, upstream: Watched) -> bool:
-        """Ask, and tell the breaker. Whatever the upstream answers but a 5xx, it is up."""
+        """Probe, and tell the breaker. Any answer but a 5xx means that the upstream is up."""
         is_up = await self._is_up(upstream)
         upstream.probe = "ok" if is_up else "failed"
         if is_up:
@@ -130,7 +130,7 @@ class Health:
                 "GET",
                 upstream.probe_path,
                 [(b"accept", b"application/json")],
-                deadlines=Deadlines(timeout_s, timeout_s, timeout_s),
+                timeouts=Timeouts(timeout_s, timeout_s, timeout_s),
                 until=now + timeout_s,
                 fixed=upstream.probe_lines(now),
             )

@@ -1,9 +1,8 @@
 """HttpClient: HTTP/1.1 to upstreams, on asyncio protocols and httptools.
 
-Connections are kept and used again, one request on each at a time (`pool`); giving up closes the socket at
-once. It follows no redirect, adds no header but the framing,
-undoes no compression. A request goes out once; only a GET, or a request of which no byte was written, goes
-out again when a kept-alive connection turns out to be closed.
+Connections are reused, one request on each at a time (`pool`); aborting a request closes its socket at once.
+The client follows no redirect, adds only framing headers and does not decompress. A request is sent once;
+only a GET, or a request without a written byte, is sent again if a kept-alive connection is found closed.
 """
 
 from __future__ import annotations
@@ -15,7 +14,7 @@ import ssl
 from dataclasses import dataclass
 from time import monotonic
 
-from ridgeline.proxy.answer import Answer
+from ridgeline.proxy.answer import UpstreamAnswer
 from ridgeline.proxy.body import StoredBody
 from ridgeline.proxy.connection import Connection
 from ridgeline.proxy.errors import Cause, RequestBroken
@@ -23,13 +22,13 @@ from ridgeline.proxy.origin import Origin
 from ridgeline.proxy.pool import ClientLimits, ConnectionPool
 from ridgeline.proxy.request_head import Headers, request_head
 
-MAX_ADDRESSES = 4  # of one name, tried in turn
+MAX_ADDRESSES = 4  # of one host name, tried in turn
 NEVER = float("inf")
 
 
 @dataclass(frozen=True, slots=True)
-class Deadlines:
-    """Seconds. `first_byte_s`: from the request's sending to the first byte of the body."""
+class Timeouts:
+    """Seconds. `first_byte_s`: from sending the request to the first byte of the body."""
 
     connect_s: float = 5.0
     first_byte_s: float = 300.0
@@ -37,7 +36,7 @@ class Deadlines:
 
 
 class HttpClient:
-    """One per event loop. `close` gives up what is under way."""
+    """One per event loop. `close` aborts running requests."""
 
     def __init__(self, limits: ClientLimits | None = None) -> None:
         self.pool: ConnectionPool[Connection] = ConnectionPool(limits or ClientLimits())
@@ -53,31 +52,31 @@ class HttpClient:
         headers: Headers,
         body: bytes | StoredBody = b"",
         *,
-        deadlines: Deadlines,
+        timeouts: Timeouts,
         until: float = NEVER,
         fixed: bytes = b"",
         wait_for_body: bool = False,
         stream: bool = False,
-    ) -> Answer:
-        """The answer, once its head is there, or the first of its body too. Else RequestBroken.
+    ) -> UpstreamAnswer:
+        """The answer, once its head or its first body bytes have arrived. Raises RequestBroken.
 
-        until: when the whole answer must be there, by the monotonic clock. fixed: more header lines, made by
-        `header_lines`. stream: bytes are to come all the time. A cancelled caller leaves no connection.
+        until: deadline of the whole answer, by the monotonic clock. fixed: more header lines, made by
+        `header_lines`. stream: bytes should arrive all the time. A cancelled caller leaves no connection.
         """
         host = self._hosts.get(origin)
         if host is None:
             host = self._hosts[origin] = b"host: %s\r\n" % origin.authority.encode("ascii")
         head = request_head(method, origin.base, path, host + fixed, headers, len(body))
-        answer = Answer(deadlines.first_byte_s, deadlines.idle_s, until, wait_for_body, stream)
+        answer = UpstreamAnswer(timeouts.first_byte_s, timeouts.idle_s, until, wait_for_body, stream)
         connection = self.pool.take(origin)
         while True:
             if connection is None:
-                connection = await self._connect(origin, deadlines.connect_s, until)
+                connection = await self._connect(origin, timeouts.connect_s, until)
             connection.send(answer, head, body)
             await answer.begin()
             if not answer.is_lost:
                 return answer
-            # A kept-alive connection was closed. Whether its server had read the request is not known.
+            # A kept-alive connection was closed. It is unknown whether its server had read the request.
             self.pool.drop_idle(origin)
             if connection.has_written and method != "GET":
                 raise RequestBroken("stale")
@@ -117,7 +116,7 @@ class HttpClient:
         failure: OSError = OSError(errno.EHOSTUNREACH, "no address")
         until = monotonic() + timeout_s
         for number, address in enumerate(addresses):
-            # One that never answers leaves time for the others.
+            # An address that never answers leaves time for the others.
             share_s = (until - monotonic()) / (len(addresses) - number)
             try:
                 async with asyncio.timeout(share_s if number + 1 < len(addresses) else None):
@@ -137,7 +136,7 @@ class HttpClient:
 
 
 def connect_cause(error: OSError) -> Cause:
-    """A word for why there is no connection."""
+    """The cause of a failed connection, as a word."""
     if isinstance(error, ConnectionRefusedError):
         return "refused"
     if isinstance(error, ssl.SSLError):

@@ -1,7 +1,7 @@
-"""Origin: where an upstream listens, read from the URL in its configuration and from nowhere else.
+"""Origin: the address of an upstream, read only from the URL in its configuration.
 
-One parser (`urllib.parse.urlsplit`) reads the URL, once, at start; what is connected to and what the host
-header says come from the same parts. A URL with a user, a query or a fragment is refused.
+One parser (`urllib.parse.urlsplit`) reads the URL once, at start; the connection and the host header use the
+same parts. A URL with a user, a query or a fragment is refused.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from urllib.parse import urlsplit
 
 from ridgeline.options import OptionError
 
-# A request must not cross the upstream's own close of an idle connection: uvicorn (ridgeline, vLLM, SGLang)
-# closes after 5 s, the balancers in front of hosted APIs after a minute or more.
+# A request must not race with the upstream's close of an idle connection: uvicorn (ridgeline, vLLM, SGLang)
+# closes after 5 s, the load balancers of hosted APIs after a minute or more.
 KEEP_ALIVE_S = 4.0
 KEEP_ALIVE_TLS_S = 30.0
 
@@ -27,16 +27,16 @@ _HOST = re.compile(r"[A-Za-z0-9._:-]+")
 
 @dataclass(frozen=True, slots=True, eq=False)  # compared by identity: each has its own pool of connections
 class Origin:
-    host: str  # a name or an address; also what a certificate must be for
+    host: str  # a name or an address; the certificate must be for it
     port: int
-    base: str = ""  # path before every request's own, without the last slash
+    base: str = ""  # path prefix of every request, without the trailing slash
     tls: ssl.SSLContext | None = None
-    unix: str = ""  # path of a socket; host and port are then not connected to
+    unix: str = ""  # path of a socket, used in place of host and port
     keep_alive_s: float = KEEP_ALIVE_S  # an unused connection is closed after this time
 
     @property
     def is_address(self) -> bool:
-        """The host needs no looking up."""
+        """Whether the host is an address, which needs no lookup."""
         try:
             ipaddress.ip_address(self.host)
         except ValueError:
@@ -45,7 +45,7 @@ class Origin:
 
     @property
     def authority(self) -> str:
-        """As the host header has it: no port that the scheme implies."""
+        """For the host header: without the scheme's default port."""
         host = f"[{self.host}]" if ":" in self.host else self.host
         return host if self.unix or self.port == (443 if self.tls else 80) else f"{host}:{self.port}"
 
@@ -53,8 +53,8 @@ class Origin:
 def read_url(
     url: str, ca_file: Path | None = None, where: str = "url", keep_alive_s: float | None = None
 ) -> Origin:
-    """The origin of http://host[:port][/base], https://… or unix:/path. A last /v1 is left out: it is part of
-    every request's own path.
+    """The origin of http://host[:port][/base], https://… or unix:/path. A trailing /v1 is dropped: it is part
+    of every request's path.
     """
     if not url:
         raise OptionError(f"{where} is missing")
@@ -70,15 +70,17 @@ def read_url(
     if parts.scheme not in ("http", "https"):
         raise OptionError(f"{where}: must begin with http://, https:// or unix:/")
     if "@" in parts.netloc:
-        raise OptionError(f"{where}: no user or password in the URL: name the key in key_env or key_file")
+        raise OptionError(
+            f"{where}: a URL with a user or password is not allowed; give the key in key_env or key_file"
+        )
     if parts.query or parts.fragment or "?" in url or "#" in url:
-        raise OptionError(f"{where}: no query and no fragment: give the base URL alone")
+        raise OptionError(f"{where}: a query or fragment is not allowed; give only the base URL")
     if not host or not _HOST.fullmatch(host):
-        raise OptionError(f"{where}: names no host")
+        raise OptionError(f"{where}: has no host")
     if port == 0:
-        raise OptionError(f"{where}: port 0 cannot be connected to")
+        raise OptionError(f"{where}: port 0 is not allowed")
     if ".." in parts.path or "%" in parts.path or "\\" in parts.path:
-        raise OptionError(f"{where}: the path must be plain")
+        raise OptionError(f"{where}: the path must not contain .., % or a backslash")
     tls = tls_context(ca_file, where) if parts.scheme == "https" else None
     base = parts.path.rstrip("/").removesuffix("/v1").rstrip("/")
     if keep_alive_s is None:
@@ -87,7 +89,7 @@ def read_url(
 
 
 def tls_context(ca_file: Path | None, where: str = "url") -> ssl.SSLContext:
-    """Certificates are always checked: by the system's authorities, or by those of the file alone."""
+    """Certificates are always verified: with the system's CAs, or only with those of the file."""
     try:
         context = ssl.create_default_context(cafile=None if ca_file is None else str(ca_file))
     except (OSError, ssl.SSLError) as error:
@@ -101,12 +103,12 @@ def _unix(path: str, where: str, keep_alive_s: float) -> Origin:
     if not path.startswith("/"):
         raise OptionError(f"{where}: unix: needs an absolute path")
     if len(path.encode()) > 107:
-        raise OptionError(f"{where}: a socket's path has at most 107 bytes")
+        raise OptionError(f"{where}: a socket's path may have at most 107 bytes")
     try:
         if not stat.S_ISSOCK(Path(path).stat().st_mode):
             raise OptionError(f"{where}: {path} is not a socket")
     except FileNotFoundError:
-        pass  # its server may start later
+        pass  # the server may start later
     except OSError as error:
         raise OptionError(f"{where}: {path}: {error.strerror}") from None
     return Origin("localhost", 80, unix=path, keep_alive_s=keep_alive_s)

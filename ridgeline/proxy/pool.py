@@ -1,7 +1,7 @@
-"""ConnectionPool: connections of one `HttpClient`: those with a request on them, and those kept for later.
+"""ConnectionPool: the busy and the idle connections of one `HttpClient`.
 
 It checks the deadlines of all requests in one sweep instead of a timer for each, and closes connections that
-were unused for too long.
+were idle for too long.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from time import monotonic
 from typing import Generic, Protocol, TypeVar
 
-from ridgeline.proxy.answer import Answer
+from ridgeline.proxy.answer import UpstreamAnswer
 from ridgeline.proxy.errors import Cause
 from ridgeline.proxy.origin import Origin
 
@@ -20,20 +20,20 @@ SWEEP_S = 0.05
 
 @dataclass(frozen=True, slots=True)
 class ClientLimits:
-    head_bytes: int = 64 * 1024  # of an answer; also what may come without any byte of a body
+    head_bytes: int = 64 * 1024  # of an answer; also the most bytes without any body byte
     head_lines: int = 200
     body_bytes: int = 1 << 30
-    connections: int = 10_000  # in use, all origins together
-    idle: int = 512  # kept for later, of one origin
+    connections: int = 10_000  # busy, of all origins
+    idle: int = 512  # idle, of one origin
 
 
 class Pooled(Protocol):
-    """A connection, as its pool sees it."""
+    """A connection, as its pool needs it."""
 
     @property
     def origin(self) -> Origin: ...
     @property
-    def answer(self) -> Answer | None: ...
+    def answer(self) -> UpstreamAnswer | None: ...
     @property
     def kept_until(self) -> float: ...
 
@@ -50,7 +50,7 @@ class ConnectionPool(Generic[ConnectionT]):
 
     def __init__(self, limits: ClientLimits) -> None:
         self.limits = limits
-        self.live: set[ConnectionT] = set()  # with a request on them
+        self.live: set[ConnectionT] = set()  # busy
         self._is_closed = False
         self._idle: dict[Origin, list[ConnectionT]] = {}
         self._sweep: asyncio.TimerHandle | None = None
@@ -59,7 +59,7 @@ class ConnectionPool(Generic[ConnectionT]):
         return len(self._idle.get(origin, ()))
 
     def take(self, origin: Origin) -> ConnectionT | None:
-        """The connection that was used last and is still open."""
+        """The most recently used connection that is still open."""
         kept, now = self._idle.get(origin), monotonic()
         while kept:
             connection = kept.pop()
@@ -115,9 +115,9 @@ class ConnectionPool(Generic[ConnectionT]):
             if answer is not None and now >= answer.due:
                 answer.check(now)
         for kept in self._idle.values():
-            while kept and kept[0].kept_until <= now:  # the longest unused come first
+            while kept and kept[0].kept_until <= now:  # the longest idle come first
                 kept[0].drop()
         if self.live or any(self._idle.values()):
-            # A thousand requests take some tenths of a millisecond to look at: the more there are, the rarer.
+            # Checking a thousand requests takes some tenths of a millisecond: more requests, rarer sweeps.
             pause = SWEEP_S * (1 + len(self.live) / 1000)
             self._sweep = asyncio.get_running_loop().call_later(pause, self._check_deadlines)

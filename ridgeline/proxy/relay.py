@@ -1,7 +1,7 @@
-"""relay: pass an answer's body on to a client as it arrives, with backpressure.
+"""relay: sends an answer's body to a client as it arrives, with backpressure.
 
-Each piece is written in the turn of the event loop in which it arrives, without waking a task. While the
-client's buffer is full, the upstream's socket is not read, and a task waits until there is room.
+Bytes are written in the same iteration of the event loop, without waking a task for each piece. While the
+client's buffer is full, the upstream's socket is not read, and a task waits for room.
 """
 
 from __future__ import annotations
@@ -9,11 +9,11 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable
 
-from ridgeline.proxy.answer import Answer
+from ridgeline.proxy.answer import UpstreamAnswer
 
 
 async def relay(
-    answer: Answer,
+    answer: UpstreamAnswer,
     first: bytes,
     convert: Callable[[bytes], bytes],
     *,
@@ -62,7 +62,7 @@ async def relay(
             await waiting
     except Exception:
         if waiting is not None:
-            await waiting  # the client still gets what came before the failure
+            await waiting  # the client still gets the bytes before the failure
         raise
     finally:
         if waiting is not None:

@@ -1,7 +1,7 @@
-"""The first lines of a request to an upstream, made so that no value in it can begin a line of its own.
+"""The head of a request to an upstream, safe from header injection.
 
-Called for every request by `http_client`. Names of headers are tokens, values hold no control character that
-could end a line, paths no space and no way up; framing headers are the client's own and are left out.
+Called for every request by `http_client`. Header names must be tokens, values must not hold control
+characters that end a line, paths no spaces and no `..`; the caller's framing headers are dropped.
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ from ridgeline.proxy.errors import InvalidHead
 Headers = list[tuple[bytes, bytes]]  # names in lower case
 
 METHODS = {name: name.encode() for name in ("GET", "POST", "PUT", "PATCH", "DELETE")}
-MAX_KNOWN = 1024  # names and paths that were found good and are not looked at again
+MAX_KNOWN = 1024  # checked names and paths, cached
 
-# About the connection and not the message (RFC 9110, 7.6.1), or about how the message is framed.
+# Headers of the connection, not of the message (RFC 9110, 7.6.1), and headers of the framing.
 HOP_BY_HOP = frozenset(
     b"connection keep-alive proxy-connection proxy-authenticate proxy-authorization te trailer".split()
     + b"transfer-encoding upgrade".split()
@@ -35,7 +35,7 @@ _paths: dict[str, bytes] = {}
 def request_head(
     method: str, base: str, path: str, fixed: bytes, headers: Iterable[tuple[bytes, bytes]], length: int
 ) -> bytes:
-    """fixed: lines made by `header_lines`, which stand before the others."""
+    """fixed: lines made by `header_lines`, before the others."""
     lines = [METHODS[method], b" ", _paths.get(path) or _checked_path(path), b" HTTP/1.1\r\n", fixed]
     if base:
         lines[1] = b" " + base.encode()
@@ -54,7 +54,7 @@ def header_lines(headers: Iterable[tuple[bytes, bytes]]) -> bytes:
         if start:
             lines += (start, value, b"\r\n")
     block = b"".join(lines)
-    # Each line ends in exactly one CR LF: any more of either came in with a value.
+    # Each line ends in exactly one CR LF: any further CR or LF came from a value.
     count = len(lines) // 3
     if block.count(b"\n") != count or block.count(b"\r") != count or block.translate(None, _ALLOWED):
         raise InvalidHead("a header's value holds a control character", "invalid_header")
@@ -62,7 +62,7 @@ def header_lines(headers: Iterable[tuple[bytes, bytes]]) -> bytes:
 
 
 def _checked_name(name: bytes) -> bytes:
-    """The start of the header's line; empty for one that is not passed on."""
+    """The start of the header's line; empty for a header that is dropped."""
     if not _TOKEN.fullmatch(name):
         raise InvalidHead("a header's name is not a token", "invalid_header")
     start = b"" if name.lower() in _OURS else name + b": "

@@ -1,7 +1,7 @@
-"""RetryBudget: how many retries and hedges all requests together may cost. Pure logic, injected clock.
+"""RetryBudget: limits the retries and hedges of all requests together. Pure logic, injected clock.
 
-Each request pays in a part of a retry, and a trickle comes with time; a retry takes a whole one out. When an
-upstream fails, load on it grows by that part at most, and not by as many times as each request would retry.
+Each request adds a fraction of a retry, and time adds a little; a retry takes one out. When an upstream
+fails, its load grows by at most that fraction, and not by the number of retries of each request.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 START = 10.0
-MOST = 100.0  # saved up for later, however many requests have paid in
+MOST = 100.0  # upper bound of the balance
 
 
 class RetryBudget:
@@ -20,12 +20,12 @@ class RetryBudget:
         self.taken = self.refused = 0
 
     def request(self) -> None:
-        """A request comes in; retries of it do not count as another."""
+        """Count a new request; its retries do not count."""
         saved = self._saved + self._ratio
         self._saved = saved if saved < MOST else MOST
 
     def take(self) -> bool:
-        """Whether one more retry may be made; if so, it is paid."""
+        """Whether one more retry is allowed; if so, it is taken from the balance."""
         now = self._clock()
         self._saved = min(self._saved + (now - self._filled_at) * self._per_s, MOST)
         self._filled_at = now

@@ -146,7 +146,7 @@ class TestVerb:
         assert len(read(tmp_path / "out")) == 5
         assert "5 lines in" in capsys.readouterr().err
         assert main(arguments) == 0
-        assert "5 of 5 lines are answered already" in capsys.readouterr().err
+        assert "5 of 5 lines are already answered" in capsys.readouterr().err
 
     def test_an_engine_of_its_own_answers(
         self, smollm2_path: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]

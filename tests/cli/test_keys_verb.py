@@ -87,7 +87,7 @@ def test_a_key_from_its_making_to_its_end(gateway: Gateway) -> None:
     )
     secret = out.strip()  # stdout has the key, and nothing else
     assert "100 rpm, 20,000 tpm, $0.5 a day" in told
-    assert "not shown again" in told
+    assert "shown only once" in told
     key = gateway.policy().lookup(secret)
     assert key is not None
     assert (key.name, key.models, key.endpoints) == ("app", ("gpt-*", "small"), ("chat",))
@@ -182,14 +182,14 @@ def test_json_of_a_new_key_has_its_secret(gateway: Gateway) -> None:
         (("keys", "create", "--name", "a", "--endpoint", "chatt"), "did you mean chat?"),
         (("keys", "create", "--name", "a", "--rpm", "-1"), "limits.requests_per_minute must be from 0"),
         (("keys", "create", "--name", "a", "--expires", "soon"), "--expires 'soon' is not a time"),
-        (("keys", "create", "--name", "a", "--team", "none-such"), "there is no team 'none-such'"),
-        (("keys", "show", "nobody"), "there is no key 'nobody'"),
-        (("keys", "show", "key_nobody"), "there is no key with this id"),
+        (("keys", "create", "--name", "a", "--team", "none-such"), "no team is named 'none-such'"),
+        (("keys", "show", "nobody"), "no key is named 'nobody'"),
+        (("keys", "show", "key_nobody"), "no key has this id"),
         (("keys", "revoke", "rl-" + "x" * 43), "that is a key's secret"),
         (("keys", "update", "app"), "nothing to change"),
         (("keys", "rotate", "app", "--grace", "soon"), "--grace 'soon' is not a time"),
         (("keys", "audit", "--since", "soon"), "since must be"),
-        (("teams", "update", "none-such", "--rpm", "1"), "there is no team"),
+        (("teams", "update", "none-such", "--rpm", "1"), "no team is named"),
     ],
 )
 def test_what_is_wrong_is_said_in_one_line(gateway: Gateway, words: tuple[str, ...], said: str) -> None:
@@ -214,8 +214,8 @@ def test_a_wrong_admin_key_a_missing_file_and_no_gateway_are_told_apart(
     flags = ["keys", "list", "--admin-url"]
     closed = f"http://127.0.0.1:{free_port()}"
     for url, path, said in (
-        (gateway.url, wrong, "does not accept this admin key"),
-        (gateway.url, tmp_path / "none", "name that file with --admin-key-file"),
+        (gateway.url, wrong, "rejected this admin key"),
+        (gateway.url, tmp_path / "none", "give that file with --admin-key-file"),
         (closed, gateway.key_file, f"no gateway listens at {closed}"),
         ("ftp://x", gateway.key_file, "must begin with http"),
     ):
@@ -247,7 +247,7 @@ def test_a_redirect_is_not_followed_with_the_admin_key(gateway: Gateway) -> None
     try:
         url = f"http://127.0.0.1:{server.server_port}"
         assert main(["keys", "list", "--admin-url", url, "--admin-key-file", str(gateway.key_file)]) == 1
-        assert "not as the admin API" in gateway.capsys.readouterr().err
+        assert "not the admin API" in gateway.capsys.readouterr().err
     finally:
         server.shutdown()
         thread.join()

@@ -125,7 +125,7 @@ def test_another_kind_of_server_is_called_so(
 ) -> None:
     server.models = models
     assert main(["run", "--url", server.url, "hello"]) == 1
-    assert "not as a server of models" in capsys.readouterr().err
+    assert "is not a model server" in capsys.readouterr().err
 
 
 def test_an_event_that_is_no_json_is_an_error(server: FakeServer) -> None:

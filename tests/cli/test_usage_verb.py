@@ -59,7 +59,7 @@ def test_rows_that_still_wait_are_said(state_dir: Path, capsys: pytest.CaptureFi
     folder.mkdir(parents=True)
     (folder / "0000000001.wal").write_bytes(line_of(row(3)) + line_of(row(77)))
     assert main(["usage", "--state-dir", str(state_dir)]) == 0
-    assert capsys.readouterr().err == "1 more rows wait in write-ahead files to be moved\n"
+    assert capsys.readouterr().err == "1 more rows in write-ahead files are not in the store yet\n"
 
 
 @pytest.mark.parametrize(
@@ -160,7 +160,7 @@ def test_keys_go_by_their_names_where_people_read(
     assert main(["usage", "--state-dir", str(state_dir), "--key", "app", "--csv"]) == 0
     assert capsys.readouterr().out.splitlines()[1].startswith(f"{id},1,")
     assert main(["usage", "--state-dir", str(state_dir), "--key", "nobody"]) == 1
-    assert "there is no key 'nobody'" in capsys.readouterr().err
+    assert "no key is named 'nobody'" in capsys.readouterr().err
     asyncio.run(make(1))
     assert main(["usage", "--state-dir", str(state_dir), "--key", "app"]) == 1
     assert "2 keys have the name 'app': use an id" in capsys.readouterr().err

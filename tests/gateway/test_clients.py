@@ -182,7 +182,7 @@ async def test_errors_have_the_classes_that_the_sdk_knows(tmp_path: Path, sdk: A
     limits = Limits(requests_per_minute=3)  # a request that is refused by its body counts too
     async with before_a_script(tmp_path, say("hi"), models=(OWN, "gone"), limits=limits) as gateway:
         key = gateway.secret
-        with pytest.raises(sdk.AuthenticationError, match="not known here"):
+        with pytest.raises(sdk.AuthenticationError, match="unknown to this gateway"):
             await ask(gateway, "rl-never-made", OWN)
         with pytest.raises(sdk.PermissionDeniedError, match="may not use the model 'translated'"):
             await ask(gateway, key, TRANSLATED)

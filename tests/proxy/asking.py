@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from ridgeline.proxy.answer import Answer
+from ridgeline.proxy.answer import UpstreamAnswer
 from ridgeline.proxy.errors import RequestBroken
-from ridgeline.proxy.http_client import Deadlines, HttpClient
+from ridgeline.proxy.http_client import HttpClient, Timeouts
 from ridgeline.proxy.origin import Origin, read_url
 from tests.proxy.scripted import (
     Script,
@@ -15,12 +15,14 @@ from tests.proxy.scripted import (
 )
 
 HEAD = b"HTTP/1.1 200 OK\r\n"
-SHORT = Deadlines(connect_s=2.0, first_byte_s=5.0, idle_s=5.0)
+SHORT = Timeouts(connect_s=2.0, first_byte_s=5.0, idle_s=5.0)
 
 
-async def ask(client: HttpClient, where: Scripted | Origin, body: bytes = b"{}", **options: object) -> Answer:
+async def ask(
+    client: HttpClient, where: Scripted | Origin, body: bytes = b"{}", **options: object
+) -> UpstreamAnswer:
     origin = where if isinstance(where, Origin) else read_url(where.url)
-    options.setdefault("deadlines", SHORT)
+    options.setdefault("timeouts", SHORT)
     return await client.ask(origin, "POST", "/v1/x", [], body, **options)  # type: ignore[arg-type]
 
 

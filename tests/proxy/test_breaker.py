@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, invariant, rule
 
-from ridgeline.proxy.answer import Answer
+from ridgeline.proxy.answer import UpstreamAnswer
 from ridgeline.proxy.backoff import LONGEST_S, backoff_s, retry_after_s
 from ridgeline.proxy.breaker import Breaker, BreakerLimits, Pass
 from ridgeline.proxy.retry_budget import START, RetryBudget
@@ -213,8 +213,8 @@ def test_backoff_doubles_up_to_its_bound_and_is_spread(retries: int, seed: int) 
     assert 0.8 * base <= backoff_s(500.0, 5000.0, retries, random.Random(seed)) <= 1.2 * base
 
 
-def answer_with(name: bytes, value: bytes) -> Answer:
-    answer = Answer(1, 1, 1, False, False)
+def answer_with(name: bytes, value: bytes) -> UpstreamAnswer:
+    answer = UpstreamAnswer(1, 1, 1, False, False)
     answer.headers = [(name, value)]
     return answer
 

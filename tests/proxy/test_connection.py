@@ -10,7 +10,7 @@ from typing import cast
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from ridgeline.proxy.answer import Answer
+from ridgeline.proxy.answer import UpstreamAnswer
 from ridgeline.proxy.connection import Connection
 from ridgeline.proxy.errors import RequestBroken
 from ridgeline.proxy.origin import read_url
@@ -56,7 +56,7 @@ def outcome(pieces: Sequence[bytes]) -> tuple[object, ...]:
     connection = Connection(pool, ORIGIN)
     wire = Wire()
     connection.connection_made(wire)
-    answer = Answer(1, 1, 1e12, False, False)
+    answer = UpstreamAnswer(1, 1, 1e12, False, False)
     connection.send(answer, b"", b"")
     for piece in pieces:
         if not wire.closed and piece:

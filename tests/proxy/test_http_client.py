@@ -15,7 +15,7 @@ import pytest
 from ridgeline.proxy.answer import HIGH_WATER
 from ridgeline.proxy.connection import Connection
 from ridgeline.proxy.errors import InvalidHead, RequestBroken
-from ridgeline.proxy.http_client import Deadlines, HttpClient
+from ridgeline.proxy.http_client import HttpClient, Timeouts
 from ridgeline.proxy.origin import read_url
 from tests.proxy.asking import HEAD, SHORT, ask
 from tests.proxy.scripted import (
@@ -37,7 +37,7 @@ async def test_a_request_arrives_as_it_was_given_and_its_answer_comes_back(clien
     async with scripted(replies(201, b'{"a":1}', "X-Trace: t1")) as upstream:
         headers = [(b"content-type", b"application/json"), (b"x-request-id", b"req_1")]
         answer = await client.ask(
-            read_url(upstream.url + "/base"), "POST", "/v1/x?y=1", headers, b'{"q":2}', deadlines=SHORT
+            read_url(upstream.url + "/base"), "POST", "/v1/x?y=1", headers, b'{"q":2}', timeouts=SHORT
         )
         assert (answer.status, await answer.read(100)) == (201, b'{"a":1}')
         assert answer.header(b"x-trace") == b"t1"
@@ -53,8 +53,8 @@ async def test_a_request_arrives_as_it_was_given_and_its_answer_comes_back(clien
 
 async def test_a_get_has_no_length_and_an_empty_post_has(client: HttpClient) -> None:
     async with scripted(replies(200)) as upstream:
-        await client.ask(read_url(upstream.url), "GET", "/ready", [], deadlines=SHORT)
-        await client.ask(read_url(upstream.url), "POST", "/v1/x", [], deadlines=SHORT)
+        await client.ask(read_url(upstream.url), "GET", "/ready", [], timeouts=SHORT)
+        await client.ask(read_url(upstream.url), "POST", "/v1/x", [], timeouts=SHORT)
         assert ["content-length" in request.headers for request in upstream.requests] == [False, True]
 
 
@@ -220,7 +220,7 @@ async def test_a_reader_that_falls_behind_stops_the_upstream(client: HttpClient)
         await wire.end_chunks()
 
     async with scripted(floods) as upstream:
-        answer = await ask(client, upstream, deadlines=Deadlines(2.0, 0.2, 0.2))
+        answer = await ask(client, upstream, timeouts=Timeouts(2.0, 0.2, 0.2))
         before = -1
         while sent != before:  # until it stands still
             before = sent
@@ -252,7 +252,7 @@ async def test_a_get_on_a_kept_connection_that_dies_is_sent_again(client: HttpCl
     async with scripted(replies(200), resets, replies(200, b"again")) as upstream:
         origin = read_url(upstream.url)
         await (await ask(client, origin)).read(10)
-        answer = await client.ask(origin, "GET", "/v1/x", [], deadlines=SHORT)
+        answer = await client.ask(origin, "GET", "/v1/x", [], timeouts=SHORT)
         assert await answer.read(10) == b"again"
         assert [request.connection for request in upstream.requests] == [1, 1, 2]
 
@@ -423,7 +423,7 @@ async def test_tls_with_a_certificate_that_is_not(client: HttpClient, certificat
 async def test_a_header_cannot_begin_a_line_of_its_own(client: HttpClient, name: bytes, value: bytes) -> None:
     async with scripted(replies(200)) as upstream:
         with pytest.raises(InvalidHead):
-            await client.ask(read_url(upstream.url), "POST", "/", [(name, value)], deadlines=SHORT)
+            await client.ask(read_url(upstream.url), "POST", "/", [(name, value)], timeouts=SHORT)
         assert upstream.connections == 0
 
 
@@ -447,7 +447,7 @@ async def test_a_header_cannot_begin_a_line_of_its_own(client: HttpClient, name:
 async def test_a_path_cannot_leave_its_place(client: HttpClient, path: str) -> None:
     async with scripted(replies(200)) as upstream:
         with pytest.raises(InvalidHead):
-            await client.ask(read_url(upstream.url), "GET", path, [], deadlines=SHORT)
+            await client.ask(read_url(upstream.url), "GET", path, [], timeouts=SHORT)
         assert upstream.connections == 0
 
 
@@ -459,7 +459,7 @@ async def test_framing_headers_are_the_clients_own(client: HttpClient) -> None:
         (b"te", b"x"),
     ]
     async with scripted(replies(200)) as upstream:
-        await client.ask(read_url(upstream.url), "POST", "/", spoofed, b"abc", deadlines=SHORT)
+        await client.ask(read_url(upstream.url), "POST", "/", spoofed, b"abc", timeouts=SHORT)
         got = upstream.requests[0]
     assert got.headers == {"host": f"127.0.0.1:{upstream.port}", "content-length": "3"}
     assert got.body == b"abc"

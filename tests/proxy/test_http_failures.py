@@ -11,7 +11,7 @@ import pytest
 
 from ridgeline.proxy.body import StoredBody, Stretch
 from ridgeline.proxy.errors import RequestBroken
-from ridgeline.proxy.http_client import Deadlines, HttpClient
+from ridgeline.proxy.http_client import HttpClient, Timeouts
 from ridgeline.proxy.origin import read_url
 from ridgeline.proxy.pool import ClientLimits
 from tests.patience import PATIENCE_S
@@ -152,8 +152,8 @@ async def test_silence_has_a_deadline(
 ) -> None:
     # Only the one that is meant is short.
     first_byte_s, idle_s = (0.15, 50.0) if cause == "first_byte_timeout" else (50.0, 0.15)
-    deadlines = Deadlines(2.0, first_byte_s, idle_s)
-    got = await cause_of(client, sends(data), read=True, deadlines=deadlines, wait_for_body=wait_for_body)
+    timeouts = Timeouts(2.0, first_byte_s, idle_s)
+    got = await cause_of(client, sends(data), read=True, timeouts=timeouts, wait_for_body=wait_for_body)
     assert got == cause
 
 
@@ -166,7 +166,7 @@ async def test_an_answer_that_keeps_coming_is_not_idle(client: HttpClient) -> No
         await wire.end_chunks()
 
     async with scripted(slowly) as upstream:
-        answer = await ask(client, upstream, deadlines=Deadlines(2.0, 1.0, 1.0))
+        answer = await ask(client, upstream, timeouts=Timeouts(2.0, 1.0, 1.0))
         assert await answer.read(100) == b"." * 12
 
 
@@ -192,7 +192,7 @@ async def test_a_connection_that_is_never_made_has_a_deadline(client: HttpClient
             knock.setblocking(False)
             knock.connect_ex(full.getsockname())
         with pytest.raises(RequestBroken) as failure:
-            await ask(client, origin, deadlines=Deadlines(0.2, 5, 5))
+            await ask(client, origin, timeouts=Timeouts(0.2, 5, 5))
         for knock in knocks:
             knock.close()
     assert failure.value.cause == "connect_timeout"

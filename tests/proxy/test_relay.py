@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from ridgeline.proxy.answer import Answer
+from ridgeline.proxy.answer import UpstreamAnswer
 from ridgeline.proxy.errors import RequestBroken
 from ridgeline.proxy.relay import relay
 
@@ -46,7 +46,7 @@ class Passing:
 
     def __init__(self, first: bytes = b"") -> None:
         self.source, self.client = Source(), Client()
-        self.answer = Answer(1, 1, 1e12, False, True)
+        self.answer = UpstreamAnswer(1, 1, 1e12, False, True)
         self.answer.attach(self.source, 0.0)
         self.task = asyncio.ensure_future(
             relay(

@@ -1,4 +1,4 @@
-"""`ridgeline doctor`: what this machine has, what is slow or missing, and what to do about it."""
+"""`ridgeline doctor`: checks this machine for missing and slow parts, with advice."""
 
 from __future__ import annotations
 
@@ -28,12 +28,12 @@ SLOW_READ_BYTES_PER_S = 10 * GB  # a laptop of the last ten years reads faster
 HUB_URL, HUB_TIMEOUT_S = "https://huggingface.co", 5
 
 DESCRIPTION = """\
-Check this machine: what is there, what is slow, what is missing, and what to do about it. Measures memory
-bandwidth and matrix rates (a few seconds, in child processes) and says which decode speed they allow.
+Check this machine: what is present, what is slow, what is missing, and what to do about it. Measures memory
+bandwidth and matrix rates (a few seconds, in child processes) and prints the decode speed they allow.
 Exit code 0: models can be served here.
 
-With --calibrate: measure what this machine's caches, memory and arithmetic units can do and how long steps of
-a model take (about half a minute, best on an idle machine), choose step sizes from that, and keep both for
+With --calibrate: measure the rates of this machine's caches, memory and arithmetic units and the time of a
+model's steps (about half a minute, best on an idle machine), choose step sizes from them, and store both for
 every later start."""
 
 EXAMPLES = """\
@@ -52,7 +52,7 @@ class Finding:
     subject: str
     value: str
     advice: str = ""
-    fatal: bool = False  # nothing can be served as long as this is so
+    fatal: bool = False  # models cannot be served while this holds
 
 
 def add_parser(verbs: Verbs) -> None:
@@ -72,10 +72,10 @@ def add_parser(verbs: Verbs) -> None:
 def run(args: argparse.Namespace) -> int:
     if args.calibrate:
         if args.quick or args.online:
-            raise OptionError("--calibrate goes with --model and --json only")
+            raise OptionError("--calibrate can be combined only with --model and --json")
         return calibrate.run(args.model or DEFAULT_MODEL, as_json=args.json)
     if args.model:
-        raise OptionError("--model says what to calibrate with: it needs --calibrate")
+        raise OptionError("--model requires --calibrate")
     findings = []
     for finding in examine(quick=args.quick, online=args.online):
         findings.append(finding)
@@ -180,7 +180,7 @@ def check_disk(cache: Path) -> Finding:
 
 
 def check_cache(cache: Path) -> Finding:
-    """Models are fetched into it; one that is there is read without writing."""
+    """The cache must be writable to fetch models; a fetched model is only read."""
     reason = why_not_writable(cache)
     if reason is None:
         return Finding("ok", "cache", f"{cache} is writable")
@@ -200,7 +200,7 @@ def check_state(folder: Path) -> Finding:
 
 
 def why_not_writable(folder: Path) -> str | None:
-    """None if a file can be made in `folder`, or in the directory that it would be made in. By trying."""
+    """None if a file can be created in `folder` or in its nearest existing parent. Tries it."""
     existing = next(path for path in (folder, *folder.parents) if path.exists())
     try:
         with tempfile.TemporaryFile(dir=existing) as file:
@@ -281,14 +281,16 @@ def check_native(measured: measure.Measured) -> Finding:
     others = [isa for isa in found["native_isas"] if isa != found["native_isa"]]
     value = f"{found['native_isa']}, {found['threads']} threads (also runs: {', '.join(others) or 'none'})"
     if found["native_isa"] == "portable":
-        return Finding("slow", "native", value, "no vector unit that the kernels know: expect a fraction")
+        return Finding(
+            "slow", "native", value, "no vector unit that the kernels support: expect a fraction of the speed"
+        )
     return Finding("ok", "native", value)
 
 
 def check_native_rates(measured: measure.Measured) -> Iterator[Finding]:
     found = measured.values
     if "read_bytes_per_s" not in found:
-        advice = "the native library does not compute on this processor: --backend torch"
+        advice = "the native library fails on this processor; use --backend torch"
         yield Finding("missing", "memory read", measured.failure, advice)
         return
     yield memory_read(found["read_bytes_per_s"])
@@ -300,10 +302,14 @@ def check_native_rates(measured: measure.Measured) -> Iterator[Finding]:
 
 
 def check_torch(measured: measure.Measured, *, needed: bool) -> Iterator[Finding]:
-    """needed: nothing else here computes models."""
+    """needed: no other backend is available."""
     found = measured.values
     if "torch" not in found:
-        why = "nothing else here computes models" if needed else "for models the native backend does not know"
+        why = (
+            "no other backend is available"
+            if needed
+            else "for models that the native backend does not support"
+        )
         advice = f"{why}: pip install 'ridgeline[torch]' (the CPU build of torch is enough)"
         yield Finding("missing", "torch", measured.failure or "not found", advice, fatal=needed)
         return
@@ -337,7 +343,7 @@ def check_gpu(measured: measure.Measured) -> Iterator[Finding]:
 def check_gpu_rates(measured: measure.Measured) -> Finding:
     found = measured.values
     if measured.failure:
-        advice = "the GPU does not compute: end other programs that use it, and look at nvidia-smi"
+        advice = "the GPU does not compute: stop other programs that use it, and check nvidia-smi"
         return Finding("missing", "gpu rates", measured.failure, advice)
     read, rate = found["gpu_read_bytes_per_s"] / 1e12, found["gpu_flops_per_s"] / 1e12
     return Finding("ok", "gpu rates", f"reads {read:.2f} TB/s, {rate:.0f} TFLOP/s in bfloat16")
@@ -376,10 +382,10 @@ def check_bfloat16(measured: measure.Measured, float32_flops_per_s: float) -> Fi
 
 
 def check_amx(measured: measure.Measured) -> Finding:
-    """AMX is advertised, but a hypervisor may hide the leaf that describes its tiles; only trying tells."""
+    """AMX is advertised, but a hypervisor may hide the CPUID leaf of its tiles; only a test shows it."""
     if measured.failure:
         advice = (
-            "the torch backend keeps off AMX; in programs of your own, set "
+            "the torch backend does not use AMX; in your own programs, set "
             f"{measure.ISA_VARIABLE}={measure.SAFE_ISA} before torch is imported"
         )
         return Finding("missing", "amx", f"advertised, but using it {measured.failure}", advice)
@@ -389,7 +395,7 @@ def check_amx(measured: measure.Measured) -> Finding:
 
 
 def decode_limit(read_bytes_per_s: float) -> Finding:
-    """Each token reads every weight once, so bandwidth over bytes is a ceiling no engine can pass."""
+    """Each token reads every weight once, so bandwidth over bytes is an upper limit for any engine."""
     known = find_known(DEFAULT_MODEL)
     assert known is not None
     sizes = {"as stored": known.bytes}

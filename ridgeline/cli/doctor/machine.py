@@ -1,6 +1,6 @@
-"""What this machine is, read from the system's own files: processor, cores, memory, limits. For `doctor`.
+"""Reads processor, cores, memory and limits of this machine from the system's files. For `doctor`.
 
-Every function takes the root it reads under, so that tests can show it another machine.
+Every function takes the root directory that it reads, so that tests can describe another machine.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from pathlib import Path
 
 ROOT = Path("/")
 
-# What each instruction set is worth to us, best last; names as /proc/cpuinfo has them.
+# Instruction sets, best last; names as in /proc/cpuinfo.
 X86_SETS = {
     "AVX2": ("avx2",),
     "AVX-512": ("avx512f",),
@@ -68,7 +68,7 @@ class Memory:
 
     @property
     def usable_bytes(self) -> int:
-        """What a new process can still take."""
+        """Bytes that a new process can still use."""
         if self.group_limit_bytes is None:
             return self.available_bytes
         return min(self.available_bytes, max(0, self.group_limit_bytes - (self.group_used_bytes or 0)))

@@ -1,7 +1,7 @@
 """Measures this machine in a child process, so that an illegal instruction is a finding and not a crash.
 
-`doctor` calls `in_child`; the child is this module run as a program, and prints one JSON line per finding,
-so that what was found before a crash is not lost.
+`doctor` calls `in_child`; the child runs this module as a program and prints one JSON line per finding, so
+that findings before a crash are not lost.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ CHILD_TIMEOUT_S = 120
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """What a child found, and how it ended: '' for well."""
+    """A child's findings, and its failure: '' if none."""
 
     values: dict[str, Any] = field(default_factory=dict)
     failure: str = ""
 
 
 def in_child(*what: str, isa: str | None = SAFE_ISA) -> Measured:
-    """Measure in a process of its own. isa: the highest instruction set for oneDNN; None: its own choice."""
+    """Measure in a child process. isa: the highest instruction set for oneDNN; None: oneDNN chooses."""
     environment = {name: value for name, value in os.environ.items() if name != ISA_VARIABLE}
     if isa is not None:
         environment[ISA_VARIABLE] = isa
@@ -106,7 +106,7 @@ def _gpu_facts() -> Iterator[tuple[str, Any]]:
         with contextlib.suppress(PackageNotFoundError):
             yield package, version(package)
     refusal = why_not_usable(gpu)
-    if refusal is None:  # what files say is good: now try
+    if refusal is None:  # the files look right: now try
         import torch
         import triton  # noqa: F401
 

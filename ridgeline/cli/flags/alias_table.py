@@ -79,7 +79,7 @@ def context(text: str) -> int | None:
 
 
 def rate(text: str) -> float | None:
-    """`inf` sends without planned moments, which is no rate."""
+    """`inf` means no schedule, so no rate."""
     return None if text == "inf" else float(text)
 
 
@@ -183,7 +183,7 @@ _ONE_DEVICE = "ridgeline computes a model on one device; only 1 is accepted"
 IGNORED: tuple[Ignored, ...] = (
     # ---- vLLM ----
     Ignored(
-        ("--trust-remote-code",), VLLM, "engine", "none", "no code from a model's repository is ever executed"
+        ("--trust-remote-code",), VLLM, "engine", "none", "code from a model's repository is never executed"
     ),
     Ignored(
         ("-q", "--quantization"),

@@ -29,7 +29,7 @@ def add_aliases(parser: argparse.ArgumentParser) -> None:
 
 
 def print_notes(args: argparse.Namespace) -> None:
-    """What parsing and reading settings had to say: one line each on stderr, or one log event each."""
+    """Notes from parsing and reading settings: one line each on stderr, or one log event each."""
     for note in getattr(args, "notes", ()):
         print(f"note: {note}", file=logs.for_people())
     args.notes = []
@@ -68,7 +68,7 @@ def _add_alias(
 
 
 class _AliasAction(argparse.Action):
-    """Hands its value to the action of our own flag."""
+    """Passes its value to the action of our flag."""
 
     def __init__(self, *args: Any, target: argparse.Action, alias: Alias, **settings: Any) -> None:
         super().__init__(*args, **settings)

@@ -1,6 +1,6 @@
-"""The admin API of a gateway, as the verbs for keys, teams and usage ask it.
+"""Client of a gateway's admin API, for the verbs keys, teams and usage.
 
-No proxy is used and no redirect followed: the admin key goes to the address that was named, and nowhere else.
+It uses no proxy and follows no redirect: the admin key is sent only to the given address.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ def add_admin_flags(parser: argparse.ArgumentParser) -> None:
         default=path_argument(os.environ.get("RIDGELINE_ADMIN_KEY_FILE") or DEFAULT_KEY_FILE),
         help=f"file with the admin key (default: $RIDGELINE_ADMIN_KEY_FILE, or {DEFAULT_KEY_FILE})",
     )
-    parser.add_argument("--json", action="store_true", help="print what the gateway answers, as JSON")
+    parser.add_argument("--json", action="store_true", help="print the gateway's answer as JSON")
 
 
 class AdminClient:
@@ -83,7 +83,7 @@ class AdminClient:
             check_trust(self._url, error)
             raise RemoteError(
                 f"no gateway listens at {self._url} ({error}): start one with `ridgeline gateway`, "
-                "or name its admin address with --admin-url"
+                "or give its admin address with --admin-url"
             ) from error
         except BrokenOff as error:
             raise RemoteError(f"the connection to {self._url} broke off: {error}") from error
@@ -92,26 +92,26 @@ class AdminClient:
         try:
             return json.loads(answer.body)
         except ValueError as error:
-            raise RemoteError(f"{self._url} answers, but not as the admin API of a gateway") from error
+            raise RemoteError(f"{self._url} is not the admin API of a gateway") from error
 
     def _refused(self, answer: WholeAnswer) -> str:
         try:
             message = str(json.loads(answer.body)["error"]["message"])
         except (ValueError, KeyError, TypeError):
-            return f"{self._url} answered {answer.status}, but not as the admin API of a gateway"
+            return f"{self._url} answered {answer.status}; it is not the admin API of a gateway"
         if answer.status == 401:
-            return f"{self._url} does not accept this admin key: name its file with --admin-key-file"
+            return f"{self._url} rejected this admin key; give its file with --admin-key-file"
         return message
 
 
 def duration_s(text: str) -> float | None:
-    """30d, 12h, 90m, 45s, 2w; None for what is no duration."""
+    """Seconds of 30d, 12h, 90m, 45s, 2w; None if it is not a duration."""
     found = re.fullmatch(r"(\d+(?:\.\d+)?)([smhdw])", text)
     return float(found[1]) * _SECONDS[found[2]] if found else None
 
 
 def segment(text: str) -> str:
-    """One part of a path, whatever is in it."""
+    """One escaped part of a path."""
     return urllib.parse.quote(text, safe="")
 
 
@@ -120,6 +120,6 @@ def _first_key(path: Path) -> str:
         return read_admin_keys(path)[0][1]
     except StoreError as error:
         raise RemoteError(
-            f"no admin key: {error}; `ridgeline gateway` makes it at its first start, as admin-key in its "
-            "state directory: start one, or name that file with --admin-key-file"
+            f"no admin key: {error}; `ridgeline gateway` creates it at its first start, as admin-key in its "
+            "state directory: start one, or give that file with --admin-key-file"
         ) from error

@@ -1,4 +1,4 @@
-"""`ridgeline gateway`: settings from a file, or those that front a local server; then the gateway."""
+"""`ridgeline gateway`: reads settings from a file, or uses those for one local server; runs the gateway."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ from ridgeline.telemetry import logs
 DEFAULT_UPSTREAM = "http://127.0.0.1:8000"
 
 DESCRIPTION = """\
-Stand between applications and many models: keys, limits, budgets, retries, fallbacks, a ledger of every
-token and cent, caches, redaction, and routing to the cheapest model that will do. Clients speak the APIs of
-OpenAI or Anthropic; upstreams are ridgeline, vLLM, SGLang, llama-server, hosted providers.
-Without --config it fronts the server on this machine, for every user of this machine. With it, keys are
-needed: `ridgeline gateway keys create --name me`. The file's [gateway] section is overridden by
-environment variables (--port is RIDGELINE_GATEWAY_PORT), and these by flags.
+Run a gateway between applications and many models: keys, limits, budgets, retries, fallbacks, a ledger of
+every token and cent, caches, redaction, and routing to the cheapest model that is good enough. Clients use
+the APIs of OpenAI or Anthropic; upstreams are ridgeline, vLLM, SGLang, llama-server and hosted providers.
+Without --config it serves the models of a server on this machine, without keys, to local clients only. With
+--config, clients need keys: `ridgeline gateway keys create --name me`. Environment variables override the
+file's [gateway] section (--port is RIDGELINE_GATEWAY_PORT), and flags override both.
 Ctrl-C or SIGTERM lets running answers finish, then stops."""
 
 EXAMPLES = """\
@@ -42,7 +42,7 @@ EXAMPLE_FILE = """\
 
 [gateway]
 port = 8080
-workers = 1                       # several need [redis], so that limits stay exact
+workers = 1                       # more than one needs [redis] for exact limits
 
 [[upstreams]]                     # a ridgeline server: ridgeline serve smollm2-135m
 name = "local"
@@ -56,8 +56,8 @@ url = "http://127.0.0.1:8000"
 # key_env = ["OPENAI_API_KEY"]    # keys come from the environment or files, never from here
 
 [[models]]
-name = "fast"                     # what clients ask for
-targets = ["local/smollm2-135m"]  # upstream/model; the next ones are asked when one fails
+name = "fast"                     # the name in clients' requests
+targets = ["local/smollm2-135m"]  # upstream/model; further targets are fallbacks
 price_in = 0.05                   # US dollars per million tokens
 price_out = 0.10
 """
@@ -76,9 +76,9 @@ def add_parser(verbs: Verbs) -> None:
     parser.add_argument(
         "--admin-port", type=int, metavar="N", help="port of the admin API (default: the file's, or 8081)"
     )
-    parser.add_argument("--print-example", action="store_true", help="print a small gateway.toml and stop")
-    parser.add_argument("--print-schema", action="store_true", help="print the file's JSON schema and stop")
-    parser.add_argument("--check", action="store_true", help="read and check the configuration, and stop")
+    parser.add_argument("--print-example", action="store_true", help="print a small gateway.toml and exit")
+    parser.add_argument("--print-schema", action="store_true", help="print the file's JSON schema and exit")
+    parser.add_argument("--check", action="store_true", help="check the configuration and exit")
     add_flags(parser, "gateway", GatewayConfig, title="gateway")
     parser.set_defaults(run=run, logs_notes=True)
     group = VerbGroup(parser)
@@ -97,7 +97,7 @@ def run(args: argparse.Namespace) -> int:
         print(json.dumps(json_schema(SECTIONS, lists=LISTS), indent=2))
         return 0
     if args.config is not None and args.upstream is not None:
-        raise OptionError("--upstream is for a gateway without --config; name it in [[upstreams]]")
+        raise OptionError("--upstream cannot be combined with --config; add the server to [[upstreams]]")
     flags = from_environment(args, gateway=GatewayConfig)["gateway"] | given_flags(args, "gateway")
 
     def read() -> GatewaySettings:
@@ -117,14 +117,14 @@ def run(args: argparse.Namespace) -> int:
         parts = ("upstreams", "models", "routes", "guards")
         counts = [(len(getattr(settings, part)), part) for part in parts]
         shown = ", ".join(f"{n} {part if n > 1 else part[:-1]}" for n, part in counts if n)
-        print(f"{args.config or 'the embedded default'}: {shown}, all fits")
+        print(f"{args.config or 'the embedded default'}: {shown}; the configuration is valid")
         return 0
     logs.setup(settings.gateway.log_level, settings.gateway.log_format)
     print_notes(args)
     if args.config is None and not _listens(settings.upstreams[0].url):
         print(
             f"nothing listens at {settings.upstreams[0].url} yet: start a server there, for example with "
-            "`ridgeline serve`, or name another with --upstream",
+            "`ridgeline serve`, or give another address with --upstream",
             file=logs.for_people(),
         )
     from ridgeline.gateway.process.main import run as serve
@@ -134,7 +134,7 @@ def run(args: argparse.Namespace) -> int:
 
 def _listens(url: str) -> bool:
     parts = urlsplit(url)
-    if parts.hostname is None:  # a socket's path, which has been looked at
+    if parts.hostname is None:  # a socket's path, already checked
         return True
     port = parts.port or (443 if parts.scheme == "https" else 80)
     try:

@@ -1,4 +1,4 @@
-"""`ridgeline gateway keys`: make, show, change, rotate and revoke a gateway's keys over its admin API."""
+"""`ridgeline gateway keys`: creates, shows, changes, rotates and revokes keys over the admin API."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from ridgeline.cli.models import print_lines
 from ridgeline.cli.parsing import Verbs, add_verb
 
 DESCRIPTION = """\
-Keys that applications use at a gateway. A key may be bound to models, endpoints, limits, a budget and a
-last day. The gateway keeps a digest of it: the key itself is shown once, when it is made or rotated.
-Every change is in force on every worker within a second, and in the audit log."""
+Keys that applications use at a gateway. A key may be restricted to models, endpoints, limits, a budget and an
+expiry date. The gateway stores a digest: the key itself is shown once, when it is created or rotated.
+Every change takes effect on every worker within a second, and is in the audit log."""
 
 EXAMPLES = """\
   KEY=$(ridgeline gateway keys create --name app --team search --rpm 100 --daily-usd 5 --expires 30d)
@@ -29,8 +29,8 @@ EXAMPLES = """\
 """
 
 CREATE = """\
-Make a key. It is printed to stdout, once and alone, so that a script can take it; what it may do goes to
-stderr. What is not given is not limited."""
+Create a key. Only the key is printed to stdout, once, for use in scripts; its permissions go to stderr.
+Without a flag for a limit, there is no limit."""
 
 CREATE_EXAMPLES = """\
   ridgeline gateway keys create --name laptop
@@ -40,8 +40,8 @@ CREATE_EXAMPLES = """\
 """
 
 UPDATE = """\
-Change what a key may do while it is in use; what is not given stays. `none` takes a limit, the team, a
-guard or the last day away; --model '*' and --endpoint any allow all again."""
+Change a key while it is in use; settings without a flag stay. `none` removes a limit, the team, a guard or
+the expiry date; --model '*' and --endpoint any allow all again."""
 
 UPDATE_EXAMPLES = """\
   ridgeline gateway keys update app --rpm 200 --daily-usd none
@@ -49,30 +49,30 @@ UPDATE_EXAMPLES = """\
 """
 
 ROTATE = """\
-Give a key a new secret, printed to stdout once. The old one ends at once; with --grace it stays valid that
-long beside the new one, for applications that are restarted one by one. Nothing else changes."""
+Give a key a new secret, printed to stdout once. The old one becomes invalid at once; with --grace it stays
+valid for that time, for applications that are restarted one by one. Nothing else changes."""
 
 REVOKE = """\
-End a key for good, on every worker within a second; requests that wait for their turn are refused too.
-Requests under way finish. With --end-requests they end within a second, streams with an error event, and
-running batches are cancelled; a key that is revoked already takes it too. The key stays listed with
---revoked, for reports; `gateway keys delete` forgets it."""
+Revoke a key permanently, on every worker within a second; queued requests are refused too. Running requests
+finish. With --end-requests they end within a second, streams with an error event, and running batches are
+cancelled; this also works on a revoked key. The key stays listed with --revoked, for reports;
+`gateway keys delete` removes it."""
 
-AUDIT = "Who did what to keys, teams and the gateway, when, from where; the newest last."
+AUDIT = "The audit log: actions on keys, teams and the gateway, with author, time and address; newest last."
 
 
 def add_parser(verbs: Verbs) -> None:
-    parser = add_verb(verbs, "keys", "make, change and revoke a gateway's keys", DESCRIPTION, EXAMPLES)
+    parser = add_verb(verbs, "keys", "create, change and revoke a gateway's keys", DESCRIPTION, EXAMPLES)
     actions = parser.add_subparsers(title="actions", metavar="ACTION", required=True)
 
-    create = add_verb(actions, "create", "make a key, and print it once", CREATE, CREATE_EXAMPLES)
+    create = add_verb(actions, "create", "create a key, and print it once", CREATE, CREATE_EXAMPLES)
     create.add_argument(
-        "--name", required=True, metavar="TEXT", help="what it is for; 128 characters at most"
+        "--name", required=True, metavar="TEXT", help="name of the key, at most 128 characters"
     )
     _add_scopes(create)
     create.set_defaults(run=run_create)
 
-    update = add_verb(actions, "update", "change what a key may do", UPDATE, UPDATE_EXAMPLES)
+    update = add_verb(actions, "update", "change a key", UPDATE, UPDATE_EXAMPLES)
     _add_key(update)
     update.add_argument("--name", metavar="TEXT", default=argparse.SUPPRESS, help="a new name")
     _add_scopes(update)
@@ -81,45 +81,50 @@ def add_parser(verbs: Verbs) -> None:
     lister = add_verb(
         actions, "list", "all keys", "The keys of a gateway.", "  ridgeline gateway keys list --team search"
     )
-    lister.add_argument("--team", metavar="TEAM", help="of one team: its name or id")
-    lister.add_argument("--revoked", action="store_true", help="revoked ones too")
+    lister.add_argument("--team", metavar="TEAM", help="only keys of this team: its name or id")
+    lister.add_argument("--revoked", action="store_true", help="include revoked keys")
     lister.set_defaults(run=run_list)
 
     show = add_verb(
-        actions, "show", "all of one key", "All that is known of a key.", "  ridgeline gateway keys show app"
+        actions, "show", "show one key", "Show all settings of a key.", "  ridgeline gateway keys show app"
     )
     _add_key(show)
     show.set_defaults(run=run_show)
 
     rotate = add_verb(
-        actions, "rotate", "a new secret for a key", ROTATE, "  ridgeline gateway keys rotate app --grace 1d"
+        actions, "rotate", "give a key a new secret", ROTATE, "  ridgeline gateway keys rotate app --grace 1d"
     )
     _add_key(rotate)
     rotate.add_argument(
-        "--grace", metavar="TIME", default="0s", help="how long the old secret stays valid, as 10m, 12h, 7d"
+        "--grace",
+        metavar="TIME",
+        default="0s",
+        help="time for which the old secret stays valid, as 10m, 12h, 7d",
     )
     rotate.set_defaults(run=run_rotate)
 
     revoke = add_verb(actions, "revoke", "end a key", REVOKE, "  ridgeline gateway keys revoke app")
     _add_key(revoke)
     revoke.add_argument(
-        "--end-requests", action="store_true", help="end its running requests and batches too"
+        "--end-requests", action="store_true", help="also end its running requests and batches"
     )
     revoke.set_defaults(run=run_revoke)
 
     delete = add_verb(
         actions,
         "delete",
-        "forget a revoked key",
-        "Forget a revoked key.",
+        "delete a revoked key",
+        "Delete a revoked key.",
         "  ridgeline gateway keys delete key_…",
     )
     _add_key(delete)
     delete.set_defaults(run=run_delete)
 
-    audit = add_verb(actions, "audit", "who did what", AUDIT, "  ridgeline gateway keys audit --since 1d")
+    audit = add_verb(
+        actions, "audit", "show the audit log", AUDIT, "  ridgeline gateway keys audit --since 1d"
+    )
     audit.add_argument("--since", metavar="TIME", help="as 2h, 7d, or a time such as 2027-01-31T12:00:00Z")
-    audit.add_argument("--limit", metavar="N", type=int, default=100, help="how many (default: 100)")
+    audit.add_argument("--limit", metavar="N", type=int, default=100, help="number of entries (default: 100)")
     audit.set_defaults(run=run_audit)
 
     for action in (create, update, lister, show, rotate, revoke, delete, audit):
@@ -226,7 +231,7 @@ def team_id(client: AdminClient, name: str) -> str:
         return name
     found = client.get("/admin/teams", name=name)["data"]
     if not found:
-        raise RemoteError(f"there is no team {name!r}: `ridgeline gateway teams list` shows them")
+        raise RemoteError(f"no team is named {name!r}; `ridgeline gateway teams list` lists them")
     return str(found[0]["id"])
 
 
@@ -238,42 +243,45 @@ def _add_key(parser: argparse.ArgumentParser) -> None:
 
 
 def _add_scopes(parser: argparse.ArgumentParser) -> None:
-    group = parser.add_argument_group("what it may do")
+    group = parser.add_argument_group("permissions")
 
     def add(flag: str, metavar: str, help: str, **settings: Any) -> None:
         group.add_argument(flag, metavar=metavar, help=help, default=argparse.SUPPRESS, **settings)
 
-    add("--team", "TEAM", "whose limits and budget it shares: a team's name or id")
+    add("--team", "TEAM", "team whose limits and budget it shares: name or id")
     add(
-        "--model", "NAME", "a model it may ask for, or a pattern such as 'gpt-*'; repeatable", action="append"
+        "--model",
+        "NAME",
+        "a model that it may use, or a pattern such as 'gpt-*'; repeatable",
+        action="append",
     )
     add("--endpoint", "NAME", "chat, messages, embeddings, …; repeatable", action="append")
-    add("--expires", "TIME", "its end: 30d, 12h, or 2027-01-31T12:00:00Z")
+    add("--expires", "TIME", "expiry: 30d, 12h, or 2027-01-31T12:00:00Z")
     add("--guard", "NAME", "a [[guards]] policy for its requests")
     group.add_argument(
         "--cache",
         choices=("off", "exact", "semantic"),
         default=argparse.SUPPRESS,
-        help="which caches its requests use without asking (default: off)",
+        help="cache that its requests use by default (default: off)",
     )
     group.add_argument(
         "--priority",
         type=int,
         choices=(0, 1, 2),
         default=argparse.SUPPRESS,
-        help="0 goes before 1 before 2 where an upstream is busy (default: 1)",
+        help="priority at a busy upstream: 0 before 1 before 2 (default: 1)",
     )
     group.add_argument(
         "--when-limits-unknown",
         choices=("open", "closed"),
         default=argparse.SUPPRESS,
-        help="while Redis cannot be reached: let its requests through, or refuse them (default: closed)",
+        help="while Redis is unreachable: allow its requests, or refuse them (default: closed)",
     )
     add_limit_flags(parser)
 
 
 def _fields(client: AdminClient, args: argparse.Namespace) -> dict[str, Any]:
-    """The body's fields of the flags that were given."""
+    """The body's fields for the given flags."""
     given = vars(args)
     fields: dict[str, Any] = given_limits(args)
     for name in ("name", "cache", "priority", "when_limits_unknown"):
@@ -303,23 +311,21 @@ def _expiry(text: str) -> dict[str, Any]:
 
 
 def _path(client: AdminClient, key: str, *, with_revoked: bool = False) -> str:
-    """Of a key by its id or its name."""
+    """The path of a key by its id or name."""
     if key.startswith("key_"):
         return f"/admin/keys/{segment(key)}"
     if key.startswith("rl-"):
-        raise RemoteError(
-            "that is a key's secret: name the key by its id or name (`ridgeline gateway keys list`)"
-        )
+        raise RemoteError("that is a key's secret; give the key's id or name (`ridgeline gateway keys list`)")
     found = list(client.every("/admin/keys", name=key, revoked="true" if with_revoked else None))
     if len(found) > 1:
         ids = ", ".join(one["id"] for one in found[:5])
-        raise RemoteError(f"{len(found)} keys have the name {key!r}: use an id ({ids})")
+        raise RemoteError(f"{len(found)} keys are named {key!r}; use an id ({ids})")
     if not found:
-        raise RemoteError(f"there is no key {key!r}: `ridgeline gateway keys list` shows them")
+        raise RemoteError(f"no key is named {key!r}; `ridgeline gateway keys list` lists them")
     return f"/admin/keys/{found[0]['id']}"
 
 
-# ---- what is shown ----
+# ---- output ----
 
 
 def _print_secret(made: dict[str, Any], args: argparse.Namespace) -> int:
@@ -331,7 +337,7 @@ def _print_secret(made: dict[str, Any], args: argparse.Namespace) -> int:
     print(f"{made['id']} ({made['name']}): {allowed}; expires: {until}", file=sys.stderr)
     for old in made["old_secrets_until"]:
         print(f"an older secret is valid until {moment(old)}", file=sys.stderr)
-    print("The key, which is not shown again:", file=sys.stderr, flush=True)
+    print("The key (shown only once):", file=sys.stderr, flush=True)
     print(made["secret"])
     return 0
 
@@ -368,7 +374,7 @@ def _team_names(client: AdminClient) -> dict[str, str]:
 
 
 def _difference(before: Any, after: Any) -> str:
-    """What a record changed, field by field; of what was made, all that says something."""
+    """The fields that a record changed; for a new object, all fields that are set."""
     old, new = _flat(before or {}), _flat(after or {})
     changed = [
         f"{name}: {_short(name, old.get(name))} → {_short(name, value)}"
@@ -381,7 +387,7 @@ def _difference(before: Any, after: Any) -> str:
 
 
 def _flat(document: dict[str, Any]) -> dict[str, Any]:
-    """Limits as fields of their own; without those that say nothing."""
+    """Flattens limits into fields, without the empty ones."""
     limits = document.get("limits") or {}
     fields = {name: value for name, value in document.items() if name != "limits"} | limits
     return {name: None if value in ("", []) else value for name, value in fields.items()}

@@ -1,4 +1,4 @@
-"""The flags that keys and teams share: limits; and how limits, times and tables are shown."""
+"""Flags for limits that keys and teams share, and the output of limits, times and tables."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from typing import Any
 FLAGS: tuple[tuple[str, str, Callable[[str], Any], str], ...] = (
     ("rpm", "requests_per_minute", int, "requests in any 60 seconds"),
     ("tpm", "tokens_per_minute", int, "tokens in any 60 seconds, read and written"),
-    ("concurrent", "concurrent", int, "requests under way at once"),
-    ("daily-usd", "daily_usd", float, "US dollars in a day (UTC)"),
-    ("monthly-usd", "monthly_usd", float, "US dollars in a calendar month (UTC)"),
+    ("concurrent", "concurrent", int, "concurrent requests"),
+    ("daily-usd", "daily_usd", float, "US dollars per day (UTC)"),
+    ("monthly-usd", "monthly_usd", float, "US dollars per calendar month (UTC)"),
 )
 
 
@@ -57,7 +57,7 @@ def print_table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
     from rich.table import Table
     from rich.text import Text
 
-    # Where no terminal sets a width, nothing is cut off or wrapped.
+    # Without a terminal's width, nothing is truncated or wrapped.
     console = Console(width=None if sys.stdout.isatty() else 400, highlight=False)
     table = Table(*columns, box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False)
     for row in rows:
@@ -73,6 +73,6 @@ def _number_or_none(kind: Callable[[str], Any]) -> Callable[[str], Any]:
             return kind(text)
         except ValueError:
             noun = "a whole number" if kind is int else "a number"
-            raise argparse.ArgumentTypeError(f"{text!r} is not {noun}, nor the word none") from None
+            raise argparse.ArgumentTypeError(f"{text!r} is not {noun} or none") from None
 
     return parse

@@ -18,9 +18,9 @@ if TYPE_CHECKING:
     from ridgeline.gateway.caching.prompt_lint import Report, TemplateReport
 
 DESCRIPTION = """\
-Report how much of each prompt a prefix cache could take from earlier ones, in blocks of 16 tokens, where
-prompts first differ that are the same behind that place, and what would be shared if that came last. Reads
-JSONL of chat, completions, responses or messages requests (or of a batch), and text templates."""
+Report how much of each prompt a prefix cache could reuse from earlier ones, in blocks of 16 tokens, where
+otherwise equal prompts first differ, and how much would be shared if the difference came last. Reads JSONL of
+chat, completions, responses or messages requests (or of a batch), and text templates."""
 
 EXAMPLES = """\
   ridgeline lint-prompts requests.jsonl
@@ -34,16 +34,18 @@ MOST_BREAKERS = 12  # shown; --json has all
 
 def add_parser(verbs: Verbs) -> None:
     parser = add_verb(
-        verbs, "lint-prompts", "find what keeps prompts from sharing a prefix", DESCRIPTION, EXAMPLES
+        verbs, "lint-prompts", "find out why prompts do not share a prefix", DESCRIPTION, EXAMPLES
     )
     parser.add_argument(
         "path", nargs="+", type=Path, metavar="FILE", help="JSONL of requests, a template, or a folder"
     )
-    parser.add_argument("--url", metavar="URL", help="count tokens by this server's /tokenize")
+    parser.add_argument("--url", metavar="URL", help="count tokens with this server's /tokenize")
     parser.add_argument("--model", metavar="NAME", help="model at that server; default: its first")
-    parser.add_argument("--tokenizer", type=Path, metavar="FILE", help="count tokens by this tokenizer.json")
     parser.add_argument(
-        "--fail-under", type=float, metavar="PERCENT", help="exit with 1 if less than this is shareable now"
+        "--tokenizer", type=Path, metavar="FILE", help="count tokens with this tokenizer.json"
+    )
+    parser.add_argument(
+        "--fail-under", type=float, metavar="PERCENT", help="exit with code 1 if a smaller share is shareable"
     )
     parser.add_argument("--json", action="store_true", help="print JSON")
     parser.set_defaults(run=run)
@@ -83,14 +85,14 @@ def _encoder(args: argparse.Namespace) -> Callable[[Prompt], Sequence[int]] | No
 
         try:
             tokenizer = Tokenizer.from_file(str(args.tokenizer))
-        except Exception as error:  # it raises a bare Exception, whatever is wrong
+        except Exception as error:  # it raises a bare Exception for any error
             raise OptionError(f"--tokenizer {args.tokenizer}: {error}") from None
         return lambda prompt: tokenizer.encode(prompt.text, add_special_tokens=False).ids
     return None
 
 
 def _remote_tokens(url: str, model: str | None, prompt: Prompt) -> list[int]:
-    """As the server's own chat template renders it, where it is a chat."""
+    """A chat as the server's chat template renders it."""
     asked: dict[str, Any] = {"prompt": prompt.text}
     if isinstance(prompt.body.get("messages"), list):
         asked = {name: prompt.body[name] for name in ("messages", "tools") if prompt.body.get(name)}
@@ -99,7 +101,7 @@ def _remote_tokens(url: str, model: str | None, prompt: Prompt) -> list[int]:
 
 
 def _system_stands_first(url: str, model: str | None, prompts: list[Prompt]) -> bool:
-    """Whether the server's template puts the system prompt before the tools; by the first that has both."""
+    """Whether the server's template puts the system prompt before the tools; tested with one request."""
     for prompt in prompts:
         system = next((piece.text for piece in prompt.pieces if piece.where == "system"), "")
         tools = prompt.body.get("tools")
@@ -119,11 +121,13 @@ def _post(url: str, path: str, model: str | None, body: dict[str, Any], source: 
     try:
         answer = BlockingClient(url, timeout_s=TIMEOUT_S).ask("POST", path, asked)
         if answer.status != 200:
-            hint = "; a gateway has no such path: name a server behind it" if answer.status == 404 else ""
+            hint = (
+                "; a gateway does not have this path: give a server behind it" if answer.status == 404 else ""
+            )
             raise RemoteError(f"{source}: {url} answers {path} with {answer.status}{hint}")
         found: dict[str, Any] = json.loads(answer.body)
     except (Unreachable, BrokenOff, ValueError) as error:
-        raise RemoteError(f"{url} cannot be asked: {error}; is `ridgeline serve` running there?") from error
+        raise RemoteError(f"{url} is unreachable: {error}; is `ridgeline serve` running there?") from error
     return found
 
 
@@ -136,7 +140,7 @@ def _shown(prompts: list[Prompt]) -> Iterable[Prompt]:
 
 
 def _share(report: Report | None, templates: list[TemplateReport]) -> float:
-    """Of everything that was read, by tokens."""
+    """Share of all tokens that were read."""
     tokens = (report.tokens if report else 0) + sum(each.tokens for each in templates)
     shared = (report.tokens_shared if report else 0) + sum(each.tokens_before for each in templates)
     return shared / tokens if tokens else 0.0
@@ -160,7 +164,7 @@ def _print_requests(report: Report) -> None:
     measured = "" if report.measured_in == "tokens" else f" ({report.measured_in})"
     print(f"{report.requests:,} requests, {report.tokens:,} tokens{measured}")
     print(f"  shareable now               {report.share:6.1%}  {now:>12,} tokens")
-    print(f"  with what varies put last   {report.share_ideal:6.1%}  {ideal:>12,} tokens  (+{ideal - now:,})")
+    print(f"  with variable content last  {report.share_ideal:6.1%}  {ideal:>12,} tokens  (+{ideal - now:,})")
     if report.breakers:
         head = f"{'WHAT BREAKS IT':<15} {'WHERE':<20} {'AT TOKEN':>8} {'REQUESTS':>9} {'LOST':>12}"
         print(f"\n  {head}  EXAMPLE")

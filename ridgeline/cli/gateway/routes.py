@@ -1,4 +1,4 @@
-"""`ridgeline gateway routes`: fit a route's artifact on examples; show what routing saves on others."""
+"""`ridgeline gateway routes`: fits a route's artifact to examples; shows what routing saves on others."""
 
 from __future__ import annotations
 
@@ -28,8 +28,8 @@ STORE_S = 60.0  # for the ledger's answer
 
 DESCRIPTION = """\
 Learn from examples which requests the cheap model of a route answers as well as the strong one. `fit` writes
-the artifact that a [[routes]] table of gateway.toml names; `evaluate` shows what that would save, on examples
-held back from it, beside random choice, kNN and the oracle."""
+the artifact for a [[routes]] table of gateway.toml; `evaluate` shows what that would save, on held-back
+examples, beside random choice, kNN and the oracle."""
 
 EXAMPLES = """\
   ridgeline gateway routes evaluate examples.csv --models small,large
@@ -37,11 +37,11 @@ EXAMPLES = """\
 """
 
 FORMAT = """\
-Examples are CSV files (columns: prompt, and one per model with true, false or a grade from 0 to 1; if there
-are columns MODEL_cost, MODEL_response, MODEL_confidence and group they are used) or JSON lines ({"prompt": …,
-"outcomes": {MODEL: …}, "costs": {MODEL: …}, "group": …}; `messages` instead of `prompt` for conversations).
-Vectors come from an embedding server, one started for this where no --embeddings-url is given, and are kept
-in the cache folder."""
+Examples are CSV files (columns: prompt, and one per model with true, false or a grade from 0 to 1; optional
+columns: MODEL_cost, MODEL_response, MODEL_confidence, group) or JSON lines ({"prompt": …, "outcomes":
+{MODEL: …}, "costs": {MODEL: …}, "group": …}; `messages` instead of `prompt` for conversations). Vectors come
+from an embedding server, which the command starts if --embeddings-url is not given, and are stored in the
+cache folder."""
 
 FIT = f"""\
 Fit neighbours and classifier, choose between them by cross-validation, calibrate, find the threshold, and
@@ -55,8 +55,8 @@ FIT_EXAMPLES = """\
 """
 
 EVALUATE = f"""\
-Fit on a part of the examples and judge on the rest: what is saved at a quality, with intervals. With
---artifact an existing artifact is scored on all of them instead.
+Fit on a part of the examples and judge on the rest: the savings at a quality, with intervals. With
+--artifact, score an existing artifact on all examples instead.
 {FORMAT}"""
 
 EVALUATE_EXAMPLES = """\
@@ -66,8 +66,8 @@ EVALUATE_EXAMPLES = """\
 """
 
 DECISIONS = """\
-What a route of the gateway decided, from its ledger: by what, for which model, how long it took, and for a
-shadow route how often it agreed with the default and what it would have saved, by the models' own rows."""
+Show the decisions of a gateway's route, from its ledger: reasons, models, times, and for a shadow route how
+often it agreed with the default and what it would have saved, estimated from the models' rows."""
 
 DECISIONS_EXAMPLES = """\
   ridgeline gateway routes decisions auto
@@ -77,7 +77,7 @@ DECISIONS_EXAMPLES = """\
 
 def add_parser(verbs: Verbs) -> None:
     parser = add_verb(
-        verbs, "routes", "learn which requests a cheap model answers well enough", DESCRIPTION, EXAMPLES
+        verbs, "routes", "learn which requests a cheap model answers well", DESCRIPTION, EXAMPLES
     )
     actions = parser.add_subparsers(title="actions", metavar="ACTION", required=True)
 
@@ -89,7 +89,7 @@ def add_parser(verbs: Verbs) -> None:
     )
     fitter.set_defaults(run=run_fit)
 
-    judge = add_verb(actions, "evaluate", "what routing would save", EVALUATE, EVALUATE_EXAMPLES)
+    judge = add_verb(actions, "evaluate", "show what routing would save", EVALUATE, EVALUATE_EXAMPLES)
     _add_shared(judge, models="from the cheapest to the strongest (default: those of --artifact)")
     judge.add_argument(
         "--split",
@@ -102,31 +102,35 @@ def add_parser(verbs: Verbs) -> None:
         type=float,
         default=40.0,
         metavar="PERCENT",
-        help="of the rows, with part (default: 40)",
+        help="share of the rows to hold back, with part (default: 40)",
     )
     judge.add_argument(
-        "--draws", type=int, default=1000, metavar="N", help="of the bootstrap (default: 1000)"
+        "--draws", type=int, default=1000, metavar="N", help="bootstrap samples (default: 1000)"
     )
     judge.add_argument(
-        "--repeats", type=int, default=1, metavar="N", help="split folds or groups anew N times (default: 1)"
+        "--repeats",
+        type=int,
+        default=1,
+        metavar="N",
+        help="number of splits into folds or groups (default: 1)",
     )
     judge.add_argument(
         "--artifact",
         type=path_argument,
         metavar="FILE",
-        help="score this file of `gateway routes fit` on all the examples; nothing is fitted",
+        help="score this file of `gateway routes fit` on all examples; fit nothing",
     )
-    judge.add_argument("--out", type=path_argument, metavar="DIR", help="write JSON, CSV and a page there")
+    judge.add_argument("--out", type=path_argument, metavar="DIR", help="folder for JSON, CSV and a page")
     judge.set_defaults(run=run_evaluate)
 
     teller = add_verb(
-        actions, "decisions", "what a route decided, from the ledger", DECISIONS, DECISIONS_EXAMPLES
+        actions, "decisions", "show a route's decisions, from the ledger", DECISIONS, DECISIONS_EXAMPLES
     )
     teller.add_argument("route", nargs="?", default="auto", metavar="ROUTE", help="default: auto")
     teller.add_argument(
-        "--days", type=float, default=30.0, metavar="N", help="look back so far (default: 30)"
+        "--days", type=float, default=30.0, metavar="N", help="days to look back (default: 30)"
     )
-    teller.add_argument("--store", default="", metavar="URL", help="postgresql://…, as [store] url has it")
+    teller.add_argument("--store", default="", metavar="URL", help="postgresql://…, as in [store] url")
     teller.add_argument(
         "--state-dir", type=path_argument, metavar="DIR", help=f"the gateway's (default: {STATE_DIR})"
     )
@@ -134,7 +138,7 @@ def add_parser(verbs: Verbs) -> None:
 
 
 def _add_shared(parser: argparse.ArgumentParser, models: str = "") -> None:
-    """models: help of --models where they may be left out."""
+    """models: help of --models if it is optional."""
     parser.add_argument("examples", nargs="+", type=path_argument, metavar="FILE", help="examples")
     help_text = models or "from the cheapest to the strongest"
     parser.add_argument("--models", required=not models, metavar="A,B", help=help_text)
@@ -143,27 +147,31 @@ def _add_shared(parser: argparse.ArgumentParser, models: str = "") -> None:
         type=float,
         default=QUALITY,
         metavar="PERCENT",
-        help="of the gap between the cheapest and the strongest model that is to be kept (default: 95)",
+        help="share of the quality gap between the cheapest and the strongest model to keep (default: 95)",
     )
     parser.add_argument(
-        "--cost", action="append", default=[], metavar="MODEL=USD", help="of a request; may be repeated"
+        "--cost",
+        action="append",
+        default=[],
+        metavar="MODEL=USD",
+        help="US dollars per request; may be repeated",
     )
     parser.add_argument(
         "--price",
         action="append",
         default=[],
         metavar="MODEL=IN/OUT",
-        help="US dollars of a million tokens; may be repeated (default: calls are counted)",
+        help="US dollars per million tokens; may be repeated (default: calls are counted)",
     )
-    parser.add_argument("--newest", type=int, metavar="N", help="use the last N examples alone")
+    parser.add_argument("--newest", type=int, metavar="N", help="use only the last N examples")
     parser.add_argument("--embeddings-url", metavar="URL", help="an embedding server (default: start one)")
     parser.add_argument("--embedding-model", default=MODEL, metavar="NAME", help=f"default: {MODEL}")
     parser.add_argument(
         "--vectors",
         choices=("words", "text"),
         default="words",
-        help="words: a text's vector is made of its words', embedded once, here; a decision asks no server. "
-        "text: the text's beginning is embedded for each decision (default: words)",
+        help="words: the mean vector of a text's words, embedded once, here; a decision needs no server. "
+        "text: embed the text's beginning for each decision (default: words)",
     )
     parser.add_argument(
         "--max-tokens",
@@ -172,7 +180,9 @@ def _add_shared(parser: argparse.ArgumentParser, models: str = "") -> None:
         metavar="N",
         help=f"with --vectors text: a decision takes time in proportion (default: {MAX_TOKENS})",
     )
-    parser.add_argument("--seed", type=int, default=0, metavar="N", help="of folds and draws (default: 0)")
+    parser.add_argument(
+        "--seed", type=int, default=0, metavar="N", help="random seed of folds and samples (default: 0)"
+    )
 
 
 def run_fit(args: argparse.Namespace) -> int:
@@ -181,7 +191,7 @@ def run_fit(args: argparse.Namespace) -> int:
 
     names = args.names.split(",") if args.names else args.models.split(",")
     if not args.out.parent.is_dir():
-        raise OptionError(f"--out: there is no folder {args.out.parent}")
+        raise OptionError(f"--out: folder {args.out.parent} does not exist")
     gap = _share(args.quality, "--quality")
     with _progress() as report:
         recipe = _recipe(args)
@@ -221,9 +231,9 @@ def run_evaluate(args: argparse.Namespace) -> int:
     if args.draws < 1:
         raise OptionError(f"--draws must be 1 or more, got {args.draws}")
     if args.repeats < 1 or (args.split == "part" and args.repeats > 1):
-        raise OptionError("--repeats must be 1 or more, and is of --split folds and groups")
+        raise OptionError("--repeats must be 1 or more, and requires --split folds or groups")
     if args.artifact is None and args.models is None:
-        raise OptionError("--models: name the models from the cheapest to the strongest, or give --artifact")
+        raise OptionError("--models: list the models from the cheapest to the strongest, or give --artifact")
     with _progress() as report:
         if args.artifact is not None:
             found = _scored(args, gap, report)
@@ -246,7 +256,7 @@ def run_evaluate(args: argparse.Namespace) -> int:
 
 
 def _scored(args: argparse.Namespace, gap: float, report: Callable[[str], None]) -> Evaluation:
-    """An artifact on the examples, with the vectors that it asks for."""
+    """Score an artifact on the examples, with vectors made by its recipe."""
     from ridgeline.gateway.routing.learned.artifact import load
     from ridgeline.gateway.routing.learned.evaluation import score
 
@@ -274,7 +284,7 @@ def run_decisions(args: argparse.Namespace) -> int:
     else:
         path = sqlite_path("", state_dir)
         if not path.exists():
-            raise LedgerError(f"{path}: no ledger is there; give --state-dir or --store")
+            raise LedgerError(f"{path}: no such ledger; give --state-dir or --store")
         store = sqlite_ledger(path, STORE_S, read_only=True)
     try:
         found = decisions_of(read_rows(store, args.route, since_ms), read_prices(store, since_ms))
@@ -290,7 +300,7 @@ def _prepared(
     report: Callable[[str], None],
     known: WordVectors | None = None,
 ) -> tuple[Prepared, WordVectors | None]:
-    """known: the word vectors of an artifact; None: they are made of the examples' words."""
+    """known: the word vectors of an artifact; None: make them from the examples' words."""
     from ridgeline.gateway.routing.embedder import EmbeddingFailed
     from ridgeline.gateway.routing.learned.examples import read_examples
     from ridgeline.gateway.routing.learned.fitting import Prepared
@@ -346,7 +356,7 @@ def _costing(args: argparse.Namespace) -> Costing:
     for name, text in _pairs(args.price, "--price"):
         given, slash, made = text.partition("/")
         if not slash:
-            raise OptionError(f"--price {name}={text}: must be MODEL=IN/OUT, dollars of a million tokens")
+            raise OptionError(f"--price {name}={text}: must be MODEL=IN/OUT, US dollars per million tokens")
         prices[name] = Price(_number(given, "--price"), _number(made, "--price"))
     return Costing(requests, prices)
 
@@ -381,7 +391,7 @@ def _rates(names: Sequence[str], rates: Sequence[float]) -> list[str]:
 
 @contextmanager
 def _progress() -> Iterator[Callable[[str], None]]:
-    """A line that changes on a terminal, nothing elsewhere."""
+    """A progress line on a terminal, nothing elsewhere."""
     if not sys.stderr.isatty():
         yield lambda text: None
         return

@@ -1,4 +1,4 @@
-"""`ridgeline gateway teams`: makes, shows and changes the teams of a gateway, over its admin API."""
+"""`ridgeline gateway teams`: creates, shows and changes the teams of a gateway, over its admin API."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from ridgeline.cli.models import print_lines
 from ridgeline.cli.parsing import Verbs, add_verb
 
 DESCRIPTION = """\
-Teams of a gateway: keys of one team share its limits and its budget beside their own, what they cached, and
-the files, batches and responses they stored. The weight is a team's share of an upstream that is busy."""
+Teams of a gateway: the keys of a team share its limits and its budget beside their own, cached answers, and
+stored files, batches and responses. The weight is a team's share of a busy upstream."""
 
 EXAMPLES = """\
   ridgeline gateway teams create search --monthly-usd 500 --weight 2
@@ -27,17 +27,17 @@ EXAMPLES = """\
 
 
 def add_parser(verbs: Verbs) -> None:
-    parser = add_verb(verbs, "teams", "make and change a gateway's teams", DESCRIPTION, EXAMPLES)
+    parser = add_verb(verbs, "teams", "create and change a gateway's teams", DESCRIPTION, EXAMPLES)
     actions = parser.add_subparsers(title="actions", metavar="ACTION", required=True)
 
     create = add_verb(
         actions,
         "create",
         "make a team",
-        "Make a team. What is not given is not limited.",
+        "Create a team. Without a flag for a limit, there is no limit.",
         "  ridgeline gateway teams create search --tpm 200000 --monthly-usd 500",
     )
-    create.add_argument("name", metavar="NAME", help="its name, which no other team has")
+    create.add_argument("name", metavar="NAME", help="name of the team; must be unique")
     _add_settings(create)
     create.set_defaults(run=run_create)
 
@@ -45,7 +45,7 @@ def add_parser(verbs: Verbs) -> None:
         actions,
         "update",
         "change a team",
-        "Change a team while its keys are in use; what is not given stays, `none` takes a limit away.",
+        "Change a team while its keys are in use; settings without a flag stay, `none` removes a limit.",
         "  ridgeline gateway teams update search --rpm 1000 --monthly-usd none",
     )
     _add_team(update)
@@ -59,7 +59,7 @@ def add_parser(verbs: Verbs) -> None:
     lister.set_defaults(run=run_list)
 
     show = add_verb(
-        actions, "show", "one team", "All that is known of a team.", "  ridgeline gateway teams show search"
+        actions, "show", "one team", "Show all settings of a team.", "  ridgeline gateway teams show search"
     )
     _add_team(show)
     show.set_defaults(run=run_show)
@@ -67,8 +67,8 @@ def add_parser(verbs: Verbs) -> None:
     delete = add_verb(
         actions,
         "delete",
-        "forget a team without keys",
-        "Forget a team. Revoke its keys first, or move them with `ridgeline gateway keys update --team`.",
+        "delete a team without keys",
+        "Delete a team. Revoke its keys first, or move them with `ridgeline gateway keys update --team`.",
         "  ridgeline gateway teams delete search",
     )
     _add_team(delete)

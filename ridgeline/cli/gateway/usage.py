@@ -1,6 +1,6 @@
-"""`ridgeline gateway usage`: what requests through the gateway used and cost, by key, team, model, day.
+"""`ridgeline gateway usage`: usage and cost of a gateway's requests, by key, team, model, day.
 
-Reads the gateway's store, or asks a running gateway's admin API; sums are the store's own.
+Reads the gateway's store, or calls a running gateway's admin API; the store computes the sums.
 """
 
 from __future__ import annotations
@@ -46,14 +46,14 @@ def add_parser(verbs: Verbs) -> None:
         help="key, team, model, upstream, endpoint, outcome, day: one, or several with commas (default: key)",
     )
     parser.add_argument("--since", metavar="TIME", help="2026-11-01, 2026-11-01T08:00Z, or an age: 36h, 7d")
-    parser.add_argument("--until", metavar="TIME", help="likewise; a day counts whole")
+    parser.add_argument("--until", metavar="TIME", help="likewise; a day is included")
     for name in FILTERS:
         by = ", by its name or id" if name in ("key", "team") else ""
-        parser.add_argument(f"--{name}", metavar="NAME", help=f"this {name} alone{by}")
+        parser.add_argument(f"--{name}", metavar="NAME", help=f"only this {name}{by}")
     shape = parser.add_mutually_exclusive_group()
     shape.add_argument("--csv", action="store_true", help="print CSV")
     shape.add_argument("--json", action="store_true", help="print JSON, with the total")
-    source = parser.add_argument_group("where it is read")
+    source = parser.add_argument_group("source")
     source.add_argument(
         "--state-dir", metavar="DIR", type=path_argument, help=f"the gateway's (default: {STATE_DIR})"
     )
@@ -78,7 +78,9 @@ def run(args: argparse.Namespace) -> int:
     report, names = _asked(args) if _admin_url(args) else _read(args)
     sys.stdout.write(written(report, "csv" if args.csv else "json" if args.json else "table", names))
     if report.waiting_rows:
-        print(f"{report.waiting_rows} more rows wait in write-ahead files to be moved", file=sys.stderr)
+        print(
+            f"{report.waiting_rows} more rows in write-ahead files are not in the store yet", file=sys.stderr
+        )
     return 0
 
 
@@ -113,7 +115,7 @@ def _names_of(client: AdminClient) -> Names:
 
 
 def _admin_url(args: argparse.Namespace) -> str:
-    """A store that is named goes before the environment."""
+    """--store and --state-dir take precedence over the environment."""
     if args.admin_url or args.store or args.state_dir:
         return args.admin_url or ""
     return os.environ.get("RIDGELINE_ADMIN_URL", "")
@@ -129,12 +131,12 @@ def _only(args: argparse.Namespace, names: Names) -> dict[str, str]:
 
 
 def _id_of(kind: str, value: str, names: dict[str, str]) -> str:
-    """The id of the key or team that has this name; what is an id already, or no key or team, as it is."""
+    """The id of the key or team of this name; other values and ids are returned unchanged."""
     if kind not in ("key", "team") or value in names or value == "anonymous":
         return value
     found = [id for id, name in names.items() if name == value]
     if len(found) > 1:
-        raise RemoteError(f"{len(found)} {kind}s have the name {value!r}: use an id ({', '.join(found[:5])})")
+        raise RemoteError(f"{len(found)} {kind}s are named {value!r}; use an id ({', '.join(found[:5])})")
     if not found and not value.startswith(f"{kind}_"):
-        raise RemoteError(f"there is no {kind} {value!r}: `ridgeline {kind}s list` shows them")
+        raise RemoteError(f"no {kind} is named {value!r}; `ridgeline gateway {kind}s list` lists them")
     return found[0] if found else value

@@ -1,4 +1,4 @@
-"""`ridgeline bench`: load on a server, and what came of it; its sub-verbs stand beside it, one file each."""
+"""`ridgeline bench`: measures a server under load; its sub-verbs have their own files beside this one."""
 
 from __future__ import annotations
 
@@ -108,13 +108,13 @@ def run(args: argparse.Namespace) -> int:
 
 @contextmanager
 def _made(folder: Path) -> Iterator[None]:
-    """Before the run: one that cannot be kept need not be run. Gone again where there was no run."""
+    """Create the folder before the run, so that a run can be saved; remove it if there was no run."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise BadInput(f"{folder}: no run can be kept there: {error.strerror}; name another --out") from error
+        raise BadInput(f"{folder}: cannot save a run there: {error.strerror}; give another --out") from error
     if not os.access(folder, os.W_OK):
-        raise BadInput(f"{folder}: no run can be kept there, for it cannot be written; name another --out")
+        raise BadInput(f"{folder}: cannot save a run there: not writable; give another --out")
     try:
         yield
     except BaseException:
@@ -124,7 +124,7 @@ def _made(folder: Path) -> Iterator[None]:
 
 
 def _self_test(mode: ClosedLoop | OpenLoop, seconds: float, requests: int) -> dict[str, Any]:
-    """Refuses, with the reason, where the client does not find what is known."""
+    """Refuses, with the reason, if the client does not find the known latencies."""
     from ridgeline.lab.bench.selftest import passed_before
 
     print("self-test: a server of known latencies at this load …", file=sys.stderr)

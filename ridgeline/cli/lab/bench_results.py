@@ -1,4 +1,4 @@
-"""`ridgeline bench report | compare | export | coldstart`: what is done with runs, and cold starts."""
+"""`ridgeline bench report | compare | export | coldstart`: reports of runs, and cold starts."""
 
 from __future__ import annotations
 
@@ -30,8 +30,8 @@ def add_results(bench: argparse.ArgumentParser) -> None:
 # ── bench report ─────────────────────────────────────────────────────────────────────────────────────────
 
 REPORT = """\
-Write the report of a run or a sweep once more: one HTML file that fetches nothing. Every run writes its own;
-this is for folders that came from elsewhere, or from an earlier version."""
+Write the report of a run or a sweep again: one HTML file that loads nothing else. Every run writes its own;
+this is for folders from another machine or an earlier version."""
 
 
 def _add_report(bench: argparse.ArgumentParser) -> None:
@@ -190,7 +190,7 @@ def run_coldstart(args: argparse.Namespace) -> int:
     from ridgeline.lab.bench.cold_starts.cold_start import ColdStartConfig, cold_starts
     from ridgeline.lab.bench.cold_starts.report import cold_start_page, cold_start_text
 
-    # A server of its own: one on the user's state directory would go on with their batches.
+    # A server with its own state directory: with the user's it would resume their batches.
     with tempfile.TemporaryDirectory(prefix="ridgeline-coldstart-") as state:
         own = _serve_command(args.model or DEFAULT_MODEL, state)
         config = ColdStartConfig(
@@ -217,7 +217,7 @@ def _serve_command(model: str, state: str) -> list[str]:
 
 
 def _own_files(args: argparse.Namespace) -> list[Path]:
-    """What `ridgeline serve` reads: the model's files, and their packed copies."""
+    """Files that `ridgeline serve` reads: the model's files, and their packed copies."""
     if args.command or args.page_cache != "dropped":
         return []
     from ridgeline.models.files.registry import resolve

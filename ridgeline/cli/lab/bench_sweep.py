@@ -19,14 +19,14 @@ from ridgeline.options import add_flags, build, given_flags
 
 RESULTS = Path("bench-results")
 EXIT_INTERRUPTED = 130
-# What a sweep sets for each load itself.
+# Options that a sweep sets for each load.
 _BENCH_SKIP = ("concurrency", "duration_s", "run_s", "name")
 _TRAFFIC_SKIP = ("rate", "end_rate", "speed")
 
 DESCRIPTION = """\
-Measure a server at one load after the other, each a run in its own folder: the load is doubled until the
-server no longer carries it, then the gap is halved. The knee is the largest load that keeps --slo; without
-one, where requests pile up or throughput stops growing. Started again with the same --out, it goes on."""
+Measure a server at one load after the other, each run in its own folder: the load is doubled until the server
+is overloaded, then the gap is halved. The knee is the largest load that keeps --slo; without --slo, the load
+at which requests queue up or throughput stops growing. With the same --out, it resumes."""
 
 EXAMPLES = """\
   ridgeline bench sweep http://127.0.0.1:8000 --over rate --input 1000 --output 200 --slo ttft=400,tpot=50

@@ -1,4 +1,4 @@
-"""`ridgeline plan`: what it takes to serve a model within limits and a budget; verify and fit beside it."""
+"""`ridgeline plan`: plans how to serve a model within limits and a budget; with verify and fit."""
 
 from __future__ import annotations
 
@@ -29,8 +29,8 @@ DESCRIPTION = """\
 Plan how to serve a model: which hardware and how much of it, what each replica will measure, what it costs,
 and why, step by step. MODEL may also be a config.json alone; no weights are read. The traffic is simulated on
 the real scheduler with step times that were fitted on this machine (`plan fit`), or else computed from first
-principles; every figure has an interval. What cannot be had is answered with the constraint that binds and
-the nearest that could.
+principles; every figure has an interval. If no plan fits, the answer names the binding constraint and the
+nearest plan.
 
 Writes plan.toml (for `ridgeline serve --config`), prediction.json (for `plan verify`) and plan.html."""
 
@@ -46,9 +46,9 @@ EXAMPLES = """\
 
 VERIFY = """\
 Score a prediction against runs of `ridgeline bench`: predicted, measured, the error, and whether it was
-inside its interval. What it missed by is kept, and later plans of the same model on the same hardware are
-corrected by it, in value and in width. A run that is invalid or sent other traffic is refused; --force scores
-it, and learns nothing from it. plan prints the bench command that sends the right traffic."""
+inside its interval. The error is stored, and later plans of the same model on the same hardware are corrected
+by it, in value and in width. A run that is invalid or sent other traffic is refused; --force scores it, but
+does not store its error. plan prints the bench command that sends the right traffic."""
 
 VERIFY_EXAMPLES = """\
   ridgeline plan verify plan/prediction.json bench-results/20261115-run
@@ -56,10 +56,10 @@ VERIFY_EXAMPLES = """\
 """
 
 FIT = """\
-Measure how long a running server's steps take under traffic of many kinds, fit step times to that, and keep
-them: plans for this model on this hardware are then simulated with them. Takes about two minutes, best on a
-machine that does nothing else. A fit that misses traffic held out by more than 30 %, or by more than the fit
-already kept, is not kept (exit code 1). The server must be a ridgeline of this version."""
+Measure the step times of a running server under traffic of many kinds, fit a model of step times, and store
+it: plans for this model on this hardware are then simulated with it. Takes about two minutes, best on an idle
+machine. A fit whose error on held-out traffic exceeds 30 %, or the error of the stored fit, is not stored
+(exit code 1). The server must be a ridgeline of this version."""
 
 FIT_EXAMPLES = """\
   ridgeline plan fit
@@ -121,12 +121,12 @@ def _chip_names(args: argparse.Namespace) -> list[str]:
     options = build(PlanOptions, given_flags(args, "plan"))
     names = [name.strip() for name in options.hardware.split(",") if name.strip()]
     if len(names) > 1 and options.gpu_price is not None:
-        raise BadInput("--gpu-price is of one chip: with several, prices are the hardware table's")
+        raise BadInput("--gpu-price applies to one chip; with several, prices come from the hardware table")
     return names
 
 
 def _run_chips(args: argparse.Namespace, chips: Sequence[str]) -> int:
-    """A plan of each chip in a folder of its own, and how they compare."""
+    """A plan for each chip in its own folder, and a comparison."""
     from ridgeline.lab.plan.chips import comparison_facts, comparison_lines, plan_chips
     from ridgeline.lab.plan.reports.result import write_plan
     from ridgeline.lab.plan.steps import decisions
@@ -146,7 +146,7 @@ def _run_chips(args: argparse.Namespace, chips: Sequence[str]) -> int:
 
 
 def request_of(args: argparse.Namespace, hardware_name: str | None = None) -> PlanRequest:
-    """Everything that was asked, parsed and looked up. hardware_name: one of several chips."""
+    """The parsed request. hardware_name: one of several chips."""
     from ridgeline.lab.hardware import chip
     from ridgeline.lab.plan.demand import parse_budget, read_demand, read_slo
     from ridgeline.lab.plan.plan import PlanRequest
@@ -161,7 +161,7 @@ def request_of(args: argparse.Namespace, hardware_name: str | None = None) -> Pl
     known = published_for(args.model)
     hardware = chip(
         hardware_name or options.hardware
-    )  # after what may be refused: a processor may have to be measured
+    )  # after all checks: a processor may have to be measured
     try:
         kv_precision = format_name(options.kv_precision)
         precision = None if options.precision is None else format_name(options.precision)
@@ -189,7 +189,7 @@ def request_of(args: argparse.Namespace, hardware_name: str | None = None) -> Pl
 
 
 def offers_of(options: PlanOptions, shape: ModelShape, demand: Demand) -> tuple[Offers | None, str]:
-    """Prices as given, else as listed; and why there are none."""
+    """Prices as given, else as listed; or the reason why there are none."""
     from ridgeline.lab.errors import LabError
     from ridgeline.lab.plan.prices import given_offer, hosted_offers
 
@@ -225,7 +225,7 @@ def positive(flag: str, value: float | None) -> float | None:
 
 
 def engine_values(pairs: Sequence[str]) -> dict[str, Any]:
-    """`--set KEY=V`, each value as a config file would have it."""
+    """`--set KEY=V`, each value as in a config file."""
     import tomllib
 
     from ridgeline.engine.config import EngineConfig
@@ -245,7 +245,7 @@ def engine_values(pairs: Sequence[str]) -> dict[str, Any]:
 
 @contextlib.contextmanager
 def working(stream: TextIO) -> Iterator[Callable[[str], None]]:
-    """What is under way: on a terminal's last line, elsewhere a line each."""
+    """Shows progress: on a terminal's last line, elsewhere one line each."""
     if not stream.isatty():
         yield lambda text: print(text, file=stream, flush=True)
         return
@@ -267,9 +267,9 @@ def _add_verify(plan: argparse.ArgumentParser) -> None:
         "runs", metavar="RUN", nargs="+", type=path_argument, help="folder of a `ridgeline bench` run"
     )
     parser.add_argument(
-        "--force", action="store_true", help="score runs that are no test of it, with a caveat"
+        "--force", action="store_true", help="score runs that do not match the prediction, with a caveat"
     )
-    parser.add_argument("--no-store", action="store_true", help="learn nothing from it")
+    parser.add_argument("--no-store", action="store_true", help="do not store the error")
     parser.add_argument("--json", action="store_true", help="print the scores as JSON")
     parser.set_defaults(run=run_verify)
 
@@ -306,14 +306,14 @@ def _add_fit(plan: argparse.ArgumentParser) -> None:
         "url", metavar="URL", nargs="?", default=DEFAULT_URL, help=f"the server (default: {DEFAULT_URL})"
     )
     parser.add_argument(
-        "--model", metavar="NAME", default="", help="which of the server's (default: its first)"
+        "--model", metavar="NAME", default="", help="the server's model to measure (default: its first)"
     )
     parser.add_argument("--hardware", metavar="NAME", default="cpu", help="what it runs on (default: cpu)")
     parser.add_argument("--config", metavar="FILE", type=path_argument, help="the file it was started with")
     parser.add_argument("--seconds", type=float, default=90.0, metavar="S", help="of traffic (default: 90)")
     parser.add_argument("--api-key", metavar="KEY", default="", help="key for the server")
     parser.add_argument(
-        "--force", action="store_true", help="keep the fit though it is bad, or worse than the one kept"
+        "--force", action="store_true", help="store the fit even if it is bad, or worse than the stored one"
     )
     parser.set_defaults(run=run_fit)
 
@@ -353,8 +353,8 @@ def run_fit(args: argparse.Namespace) -> int:
         print(f"note: {note}", file=sys.stderr)
     if fit.path is None:
         print(
-            f"ridgeline: the fit is not kept: {fit.refused}. Plans go on as before. Fit again on an idle "
-            "machine, or keep this one with --force",
+            f"ridgeline: the fit was not stored: {fit.refused}. Plans stay as before. Fit again on an idle "
+            "machine, or store this one with --force",
             file=sys.stderr,
         )
         return 1

@@ -1,4 +1,4 @@
-"""`ridgeline profile`: where the time of steps goes, operator by operator, beside the ceilings."""
+"""`ridgeline profile`: the time of steps by operator, beside the machine's limits."""
 
 from __future__ import annotations
 
@@ -26,11 +26,10 @@ from ridgeline.options import add_flags
 PHASES: tuple[Literal["prefill", "decode"], ...] = ("prefill", "decode")
 
 DESCRIPTION = """\
-Run a bounded number of engine steps, prefill and decode apart, and say where their time goes: every
-operator's time, bytes and FLOPs beside what this machine can read and multiply at most. The torch and cuda
-backends run under torch's profiler, which also leaves a trace for https://ui.perfetto.dev. The native library
-computes a step in one call: py-spy samples which of its operators is at work. py-spy tells of the Python
-around the steps as well.
+Run a fixed number of engine steps, prefill and decode apart, and show where their time goes: every operator's
+time, bytes and FLOPs beside this machine's limits. The torch and cuda backends run under torch's profiler,
+which also writes a trace for https://ui.perfetto.dev. The native library computes a step in one call: py-spy
+samples its current operator. py-spy also shows the Python around the steps.
 
 With --pid: sample a running server instead, its front and its engines."""
 

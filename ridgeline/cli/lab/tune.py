@@ -29,10 +29,9 @@ DEFAULT_LEDGER, PAGE_FILE = "bench-results/tune", "ledger.html"
 
 DESCRIPTION = """\
 Find better engine settings for a model under a load. Each trial changes one setting of its parent and runs
-both, A/B/A/B, on servers started for it, one at a time; a change is kept when its effect is outside of the
-noise, which is measured first, A against A. Everything is in the ledger, written as each run ends: begun
-again after a crash or Ctrl-C, the search goes on with the run that was lost. The winner is a file for
-`ridgeline serve --config`.
+both, A/B/A/B, on servers started for it, one at a time; a change is kept if its effect exceeds the noise,
+which is measured first, A against A. The ledger is written as each run ends: after a crash or Ctrl-C, the
+same command resumes with the lost run. The winner is a file for `ridgeline serve --config`.
 
 `tune trial` makes one trial by hand, `tune show` prints a ledger. Both take --ledger."""
 
@@ -52,7 +51,7 @@ def add_parser(verbs: Verbs) -> None:
 
     parser = add_verb(verbs, "tune", "find better settings, one change at a time", DESCRIPTION, EXAMPLES)
     parser.add_argument(
-        "model", nargs="?", metavar="MODEL", help=f"{MODEL_HELP}; left out: go on with the ledger"
+        "model", nargs="?", metavar="MODEL", help=f"{MODEL_HELP}; without it: resume the ledger"
     )
     _add_ledger(parser)
     _add_costs(parser)
@@ -147,10 +146,10 @@ def _add_ledger(parser: argparse.ArgumentParser) -> None:
 
 def _add_costs(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--latency", metavar="METRIC", help="latency of the front (default: P90 of TTFT)")
+    parser.add_argument("--usd-per-hour", type=float, metavar="USD", help="cost of an hour of this machine")
     parser.add_argument(
-        "--usd-per-hour", type=float, metavar="USD", help="what an hour of this machine costs"
+        "--hardware", metavar="NAME", help="take the cost from the hardware table: h200, l4, …"
     )
-    parser.add_argument("--hardware", metavar="NAME", help="take that from the hardware table: h200, l4, …")
 
 
 def run(args: argparse.Namespace) -> int:
@@ -175,7 +174,7 @@ def run(args: argparse.Namespace) -> int:
         try:
             ended = climb(ledger, Search(space, args.trial_s, args.budget_s), _report(), _terminal())
         except KeyboardInterrupt:
-            print("interrupted: the same command goes on with it", file=sys.stderr)
+            print("interrupted; the same command resumes it", file=sys.stderr)
             _show(ledger, args, usd_per_hour)
             raise
         print(f"ended: {ended}", file=sys.stderr)
@@ -207,7 +206,7 @@ def run_show(args: argparse.Namespace) -> int:
 
 
 def _request(args: argparse.Namespace, space: Mapping[str, Sequence[Any]]) -> TuneRequest | None:
-    """What was asked for on the command line; None: nothing but to go on."""
+    """The request on the command line; None: resume the ledger."""
     from ridgeline.lab.traffic.options import TrafficOptions
     from ridgeline.lab.tune.measure import Workload
     from ridgeline.lab.tune.run import TuneRequest
@@ -227,12 +226,12 @@ def _request(args: argparse.Namespace, space: Mapping[str, Sequence[Any]]) -> Tu
     if args.model is None:
         given = [name for name, value in named.items() if value is not None] + list(traffic)
         if given:
-            raise BadInput(f"--{given[0].replace('_', '-')} is of a new ledger: name its MODEL as well")
+            raise BadInput(f"--{given[0].replace('_', '-')} is for a new ledger: give its MODEL as well")
         return None
     options = build(TrafficOptions, traffic)
     is_open = options.rate is not None or (options.traffic is not None and options.arrivals != "closed")
     if is_open and args.concurrency is not None:
-        raise BadInput("--concurrency: requests that come at their moments have none; drop it, or --rate")
+        raise BadInput("--concurrency cannot be combined with --rate: an open loop has no fixed concurrency")
     workload = Workload(
         traffic=options,
         concurrency=None if is_open else _given(args.concurrency, CONCURRENCY),
@@ -254,7 +253,7 @@ def _request(args: argparse.Namespace, space: Mapping[str, Sequence[Any]]) -> Tu
 
 
 def _given(value: Any, default: Any) -> Any:
-    """0 is given, and is for others to refuse."""
+    """0 counts as given; it is refused elsewhere."""
     return default if value is None else value
 
 
@@ -270,7 +269,7 @@ def _usd_per_hour(args: argparse.Namespace) -> float | None:
 
     found = chip(args.hardware)
     if found.usd_per_hour is None:
-        raise BadInput(f"--hardware {args.hardware}: the table has no price of it; give --usd-per-hour")
+        raise BadInput(f"--hardware {args.hardware}: the table has no price for it; give --usd-per-hour")
     return found.usd_per_hour
 
 

@@ -1,1 +1,1 @@
-"""The ledger: a row for every request, none lost, none twice; prices; usage reports."""
+"""The ledger: exactly one row per request; prices; usage reports."""

@@ -15,28 +15,26 @@ class LedgerConfig:
         "When write-ahead files are forced to the disk: off (a crash of the gateway loses nothing, one of "
         "the machine may lose seconds), interval (at every flush), always (with every row)",
     )
-    flush_ms: int = option(200, "How long rows gather before they are moved to the store, in milliseconds")
-    segment_bytes: int = option(4 << 20, "A write-ahead file is closed and a new one begun at this size")
+    flush_ms: int = option(200, "Milliseconds between moves of rows to the store")
+    segment_bytes: int = option(4 << 20, "Size in bytes at which a new write-ahead file is started")
     max_bytes: int = option(
-        4 << 30, "Most bytes of write-ahead files per worker, while the store cannot be reached"
+        4 << 30, "Most bytes of write-ahead files per worker, while the store is unreachable"
     )
     when_full: Literal["refuse", "serve"] = option(
         "refuse",
-        "What happens when the write-ahead files cannot grow (max_bytes, disk full): refuse new requests "
-        "with 503, or serve them and keep their rows in memory (memory_rows), the rest counted as dropped",
+        "If the write-ahead files cannot grow (max_bytes, disk full): refuse new requests with 503, or "
+        "serve them and keep their rows in memory (memory_rows); further rows are counted as dropped",
     )
-    memory_rows: int = option(10_000, "Most rows kept in memory while they can be written to no file")
-    takeover_s: float = option(5.0, "How often files of dead workers are looked for, in seconds")
+    memory_rows: int = option(10_000, "Most rows in memory while they cannot be written to a file")
+    takeover_s: float = option(5.0, "Seconds between searches for files of dead workers")
     ask_lost_s: float = option(
-        60.0, "How long an upstream is asked what a request used whose gateway died, in seconds"
+        60.0, "Seconds for which an upstream is asked for the usage of a request whose gateway died"
     )
-    stop_s: float = option(
-        5.0, "How long a stopping worker moves its rows before it leaves them in its files"
-    )
-    retry_s: float = option(5.0, "Longest pause between two tries to reach a store that is away, in seconds")
-    store_timeout_s: float = option(10.0, "Longest wait for one answer of the store, in seconds")
+    stop_s: float = option(5.0, "Seconds for a stopping worker to move its rows; the rest stays in its files")
+    retry_s: float = option(5.0, "Longest pause in seconds between attempts to reach the store")
+    store_timeout_s: float = option(10.0, "Time limit in seconds for one answer of the store")
     keep_days: int = option(
-        0, "Rows older than this are removed from the store; 0 keeps all of them, monthly budgets need 32"
+        0, "Remove rows older than this many days from the store; 0 keeps all; monthly budgets need 32"
     )
 
     def __post_init__(self) -> None:
@@ -61,13 +59,13 @@ class LedgerConfig:
 class PricesConfig:
     table: bool = option(True, "Use genai-prices' table (as installed, never fetched) for hosted models")
     gpu_hour_usd: float = option(
-        0.0, "What an hour of a replica of ours costs, in US dollars, where its upstream says none of its own"
+        0.0, "US dollars per hour of a self-hosted replica, for upstreams without gpu_hour_usd"
     )
     gpu_tokens_in_per_s: float = option(
-        0.0, "Prompt tokens that a full replica reads per second, as measured; its upstream may say its own"
+        0.0, "Prompt tokens per second of a replica at full load, as measured; an upstream may override it"
     )
     gpu_tokens_out_per_s: float = option(
-        0.0, "Tokens that a full replica writes per second, as measured; its upstream may say its own"
+        0.0, "Output tokens per second of a replica at full load, as measured; an upstream may override it"
     )
 
     def __post_init__(self) -> None:

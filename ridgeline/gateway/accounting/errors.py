@@ -1,4 +1,4 @@
-"""What can go wrong with the ledger outside a request: its folder, its store, a report that was asked for."""
+"""Errors of the ledger outside a request: its folder, its store, a report."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ class LedgerError(Exception):
 
 
 class StoreAway(LedgerError):
-    """The store cannot be reached, is locked or is full: what was asked may be asked again later."""
+    """The store is unreachable, locked or full: try again later."""
 
 
 class RowsRefused(LedgerError):
-    """The store is there and does not take these rows; asked again, it would refuse them again."""
+    """The store rejected these rows; a retry would fail again."""

@@ -1,7 +1,7 @@
-"""Token counts of texts where no upstream has reported them. Pure functions over bytes.
+"""Estimates token counts that no upstream has reported. Pure functions over bytes.
 
-The formula stands in docs/gateway-accounting.md. It counts slightly high: an estimate enters budgets. Used
-for openings before a request is sent, and for rows whose upstream said nothing.
+docs/gateway-accounting.md has the formula. It counts slightly high, because budgets use it. Used for openings
+before a request is sent, and for rows without reported usage.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ TOKENS_PER_PART = 1600  # of an image, a sound or a file within a prompt
 PER_LETTER, PER_DIGIT, PER_SIGN = 1 / 4, 1.0, 2 / 3  # ASCII: letters and spaces, digits, all others
 PER_TWO_BYTES, PER_MORE_BYTES = 0.4, 1.0  # characters of two bytes of UTF-8, and of three or four
 SHORTEST_BLOB = 1024  # characters of base64
-LARGEST_READ = 256 << 10  # bytes of a JSON value that are read whole; of a longer one, samples are
+LARGEST_READ = 256 << 10  # largest JSON value in bytes that is read whole; longer ones are sampled
 SAMPLES, SAMPLE_BYTES = 64, 4096
 PIECE_BYTES = 32 << 10  # of an answer that is weighed step by step
 
@@ -95,7 +95,7 @@ def answer_tokens(body: bytes, count: CountTokens = text_tokens) -> int:
 
 
 def answer_tokens_so_far(body: bytes) -> Iterator[int]:
-    """`answer_tokens` by the formula, in steps over `PIECE_BYTES` at most: what each has found in all."""
+    """`answer_tokens` by the formula, in steps of at most `PIECE_BYTES`; each yields the total so far."""
     tokens, text, at, is_in_text = 0, 0.0, 0, False
     while at < len(body):
         end = min(at + PIECE_BYTES, len(body))
@@ -121,7 +121,7 @@ def answer_tokens_so_far(body: bytes) -> Iterator[int]:
 
 
 def _end_of_text(body: bytes, at: int, end: int) -> int:
-    """Where a text's part before `end` stops: at its quote, or at `end`. An escape is never cut."""
+    """Where a text's part before `end` stops: at its quote, or at `end`. Never inside an escape."""
     found = _characters.match(body, at, end)
     assert found is not None  # it matches nothing too
     stop = found.end()
@@ -139,7 +139,7 @@ def texts_of(body: bytes) -> Iterable[bytes]:
 
 
 def unseen_tokens(seconds: float, limit: int | None, answers: int = 1) -> int:
-    """Output tokens of an answer of which no text came: what could be written in the time it had."""
+    """Output tokens of an answer without text: what could be generated in its time."""
     written = math.ceil(max(seconds, 0.0) * TOKENS_PER_S)
     return (written if limit is None else min(written, limit)) * answers
 
@@ -155,7 +155,7 @@ def _value_tokens(value: bytes, count: CountTokens) -> int:
 
 
 def _sampled_tokens(value: bytes) -> int:
-    """By samples, so that a value of any size takes a few milliseconds. A run of base64 is one part."""
+    """From samples, so that a value of any size takes a few milliseconds. A run of base64 is one part."""
     step = len(value) // SAMPLES
     texts, parts, was_blob = 0.0, 0, False
     for at in range(0, step * SAMPLES, step):
@@ -168,7 +168,7 @@ def _sampled_tokens(value: bytes) -> int:
 
 
 def _without_blobs(value: bytes) -> Iterator[bytes]:
-    """What stands around base64. A blob follows `;base64,` or the key "data", and holds no quote."""
+    """The text around base64. A blob follows `;base64,` or the key "data", and holds no quote."""
     start = 0
     for mark in _BLOB_MARK.finditer(value):
         if mark.start() < start:

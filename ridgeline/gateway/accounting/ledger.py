@@ -1,7 +1,7 @@
-"""Ledger: what a worker's pipeline books its requests with.
+"""Ledger: books the requests of a worker's pipeline.
 
-`open` before the upstream is asked, `close` once, when the request has ended: each is one append to the
-worker's write-ahead file, and nothing else happens on the event loop. The mover brings rows to the store.
+`open` before the upstream request, `close` once, when the request has ended: each is one append to the
+worker's write-ahead file, and nothing else happens on the event loop. The mover copies rows to the store.
 """
 
 from __future__ import annotations
@@ -32,14 +32,14 @@ logger = logging.getLogger("ridgeline.gateway.ledger")
 
 
 class LedgerState(msgspec.Struct, frozen=True):
-    """For metrics and the admin's eyes. Rows of this worker since it started."""
+    """For metrics and the admin API. Rows of this worker since it started."""
 
     written: int
     moved: int
     moved_for_dead: int  # rows of workers that died, which this one took over
     waiting_bytes: int  # of write-ahead files, the one that is written included
-    held: int  # in memory, because no file took them
-    dropped: int  # neither file nor memory took them: said in the log, one by one
+    held: int  # in memory, because they could not be written to a file
+    dropped: int  # neither in a file nor in memory: each one is logged
     refused: int
     damaged: int
     taken_over: int
@@ -74,14 +74,14 @@ class Ledger:
         self._said_at = float("-inf")
 
     async def start(self) -> None:
-        """Make the write-ahead file and begin to move rows. A store that is away is no reason to fail."""
+        """Create the write-ahead file and begin to move rows. Does not fail if the store is unreachable."""
         config = self._config
         try:
             self._journal = Journal(self._root, self._worker, config.segment_bytes, config.fsync)
         except OSError as error:
             raise LedgerError(
-                f"{self._root}: no write-ahead file can be made there: {error.strerror}; "
-                "set state_dir to a folder that the gateway may write to"
+                f"{self._root}: cannot create a write-ahead file there: {error.strerror}; "
+                "set state_dir to a writable folder"
             ) from error
         loop = asyncio.get_running_loop()
         lost = LostRequests(config.ask_lost_s, self._cost_of, self._usage_of, loop)
@@ -89,7 +89,7 @@ class Ledger:
         self._mover.start()
 
     async def stop(self) -> bool:
-        """Every request has been closed. False: rows stay in files, and are moved by the next worker."""
+        """Call after every request is closed. False: rows stay in files; the next worker moves them."""
         self._journal.end()
         await self._reader.close()
         is_empty = await asyncio.to_thread(self._mover.stop, self._config.stop_s)
@@ -97,9 +97,9 @@ class Ledger:
         return is_empty
 
     def open(self, opening: Opening) -> None:
-        """Call before the upstream is asked; again where another upstream is asked instead.
+        """Call before each upstream request.
 
-        Unavailable where it cannot be written down and the config says that then nothing is served.
+        Unavailable if it cannot be written and the config refuses requests then.
         """
         try:
             if self._is_over_bound():
@@ -111,7 +111,7 @@ class Ledger:
             self._say("a request's opening", error)
             if self._config.when_full == "refuse":
                 self._journal.forget(opening.request_id)
-                message = "requests cannot be accounted for at present"
+                message = "the ledger cannot book requests at the moment"
                 raise Unavailable(message, code="ledger_unavailable", headers={"retry-after": "5"}) from None
 
     def close(self, row: LedgerRow) -> None:
@@ -125,9 +125,9 @@ class Ledger:
             self._hold(row, error)
 
     def unavailable(self) -> str:
-        """Why new requests cannot be booked; empty while they can. For /ready.
+        """Why new requests cannot be booked; empty if they can. For /ready.
 
-        A failed write is tried again here: without traffic nothing else would find that the disk has room.
+        A failed write is retried here: without traffic nothing else would notice free disk space.
         With `when_full = "serve"` the rows in memory count instead, until memory_rows of them are held.
         """
         if self._write_failed:
@@ -148,15 +148,15 @@ class Ledger:
         return self._config.when_full == "refuse" or len(self._held) >= self._config.memory_rows
 
     async def spent(self, kind: str, id: str, since_ms: int) -> int:
-        """Picodollars of a key, team or model since then, by the store: what other gateways booked included.
+        """Picodollars of a key, team or model since then, from the store, other gateways included.
 
-        Waits, for a while, until the files that a crash left have been read. Unavailable: the store is away.
+        Waits for a while until files of a crash have been read. Unavailable: the store is unreachable.
         """
         await self._catch_up()
         return await self._reader.spent(kind, id, since_ms)
 
     async def has(self, request_id: str) -> bool:
-        """Whether the store has this row, also of a worker that died. Unavailable: the store is away."""
+        """Whether the store has this row, also of a dead worker. Unavailable: the store is unreachable."""
         await self._catch_up()
         return await self._reader.row(request_id) is not None
 
@@ -183,13 +183,11 @@ class Ledger:
         )
 
     def _hold(self, row: LedgerRow, error: OSError) -> None:
-        # Where new requests are refused, rows that cost something are as many as were under way: all stay.
+        # If new requests are refused, only running requests add rows with a cost: keep all.
         bounded = self._config.when_full == "serve" or not (row.tokens_in or row.tokens_out)
         if self._stopped or (bounded and len(self._held) >= self._config.memory_rows):
             self._dropped += 1
-            logger.critical(
-                "a row of the ledger has no place left and is dropped: %s", msgspec.json.encode(row)
-            )
+            logger.critical("no space left for a row of the ledger; dropped: %s", msgspec.json.encode(row))
             return
         self._held.append(row)
         self._say("a row", error)

@@ -1,6 +1,6 @@
-"""Requests whose gateway died: what they used is asked of their upstream, else estimated, and booked as lost.
+"""Requests whose gateway died: usage comes from their upstream, else is estimated; they are booked as lost.
 
-Called by the mover's thread when it has taken over a dead worker's files; asks on the event loop.
+Called by the mover's thread when it has taken over a dead worker's files; asks upstreams on the event loop.
 """
 
 from __future__ import annotations
@@ -15,23 +15,22 @@ from ridgeline.gateway.accounting.estimate import unseen_tokens
 from ridgeline.gateway.accounting.row import LedgerRow, Opening
 from ridgeline.gateway.accounting.usage import Usage
 
-# What a request used in the end, by its upstream, its id and when it came (unix milliseconds). None: the
-# upstream does not know it, or is of a kind that cannot be asked. Raises where it could not be reached or is
-# still at it: it is asked again.
+# A request's final usage, by its upstream, its id and its arrival (unix milliseconds). None: the upstream
+# does not know it, or cannot be asked. Raises if it is unreachable or still at work: it is asked again.
 UsageOf = Callable[[str, str, int], Awaitable[Usage | None]]
 # (public model, upstream, the model's name there, usage) → picodollars and where the price is from.
 CostOf = Callable[[str, str, str, Usage], tuple[int, str]]
 
 _AT_ONCE = 16
 _PAUSE_S = 0.5
-# An upstream that knows nothing of a request may only just be hearing of its end.
+# An upstream that does not know a request may not have seen its end yet.
 _UNKNOWN_S = 3.0
 
 logger = logging.getLogger("ridgeline.gateway.ledger")
 
 
 class LostRows:
-    """Rows that come once everybody has answered or the time is over."""
+    """Rows that are complete once all upstreams have answered or the time limit has passed."""
 
     def __init__(self, answers: Future[list[LedgerRow]] | list[LedgerRow]) -> None:
         self._answers = answers
@@ -44,7 +43,7 @@ class LostRows:
 
 
 class LostRequests:
-    """`usage_of` runs on `loop`; without it the estimate of the opening stands."""
+    """`usage_of` runs on `loop`; without it the opening's estimate is used."""
 
     def __init__(
         self,
@@ -62,7 +61,7 @@ class LostRequests:
         asking = self._ask_all(openings, self._usage_of, died_ms)
         try:
             return LostRows(asyncio.run_coroutine_threadsafe(asking, self._loop))
-        except RuntimeError:  # the loop has closed: whoever takes these files over next will ask
+        except RuntimeError:  # the loop has closed: the next worker that takes over these files asks
             asking.close()
             raise
 
@@ -86,7 +85,9 @@ class LostRequests:
                     return usage
                 patience_s = min(_UNKNOWN_S, self._ask_s)
             except Exception as error:
-                logger.info("asking %s what a lost request used: %s", opening.upstream, type(error).__name__)
+                logger.info(
+                    "asking %s for a lost request's usage failed: %s", opening.upstream, type(error).__name__
+                )
             if time.monotonic() - began + _PAUSE_S > patience_s:
                 return None
             await asyncio.sleep(_PAUSE_S)

@@ -1,7 +1,7 @@
-"""LedgerRow: one request, from who asked to what it cost. Written once, when the request has ended.
+"""LedgerRow: one request, with key, outcome, usage and cost. Written once, when the request has ended.
 
-`Opening` is what is known before anything is sent upstream: it is written ahead, so that a request whose
-gateway died is not forgotten.
+`Opening` holds what is known before anything is sent upstream: it is written ahead, so that a request whose
+gateway died is not lost.
 """
 
 from __future__ import annotations
@@ -10,10 +10,10 @@ from typing import Literal
 
 import msgspec
 
-# ok: answered whole. client_gone: the client left first. upstream_failed: no answer, or a broken one.
-# refused: the upstream refused it with a 4xx. limited, blocked, invalid: we did, before any upstream; limited
-# also for a batch that a budget stopped. cached: answered from a cache. lost: the gateway died with the
-# request under way.
+# ok: answered completely. client_gone: the client disconnected first. upstream_failed: no answer, or an
+# incomplete one. refused: the upstream refused it with a 4xx. limited, blocked, invalid: the gateway refused
+# it before any upstream; limited also for a batch that a budget stopped. cached: answered from a cache.
+# lost: the gateway died during the request.
 Outcome = Literal[
     "ok", "client_gone", "upstream_failed", "refused", "limited", "blocked", "invalid", "cached", "lost"
 ]
@@ -69,11 +69,11 @@ class LedgerRow(msgspec.Struct):
     attempts: int = 0
     cache: str = ""  # exact, semantic
     similarity: float | None = None
-    gateway_ms: float | None = None  # our own work before the upstream was asked
-    queue_ms: float | None = None  # waiting for the upstream's turn
-    ttft_ms: float | None = None  # upstream asked → first byte of its answer's body
+    gateway_ms: float | None = None  # the gateway's work before the upstream request
+    queue_ms: float | None = None  # time in the upstream's queue
+    ttft_ms: float | None = None  # upstream request → first byte of its answer's body
     stream_ms: float | None = None  # first byte → last
     total_ms: float = 0.0
     route: str = ""  # JSON: which model and why, by which rule or neighbours; retries and fallbacks taken
     guard: str = ""  # JSON: kinds found and what was done, never the text
-    repeats: int = 0  # further requests that ended as this one did, and have no row of their own
+    repeats: int = 0  # further requests with the same outcome, without their own row

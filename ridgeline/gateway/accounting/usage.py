@@ -1,4 +1,4 @@
-"""Usage: what one request used, and where the count is from."""
+"""Usage: the usage of one request, and the source of the count."""
 
 from __future__ import annotations
 
@@ -6,9 +6,9 @@ from typing import Literal
 
 import msgspec
 
-# reported: the upstream's own count, in its answer or asked for afterwards. counted: the quantity that is
-# billed was measured here (seconds of audio, characters of speech). estimated: the upstream said nothing, or
-# only a part: docs/gateway-accounting.md has the formula. none: nothing was computed.
+# reported: the upstream's own count, in its answer or asked for afterwards. counted: the billed quantity was
+# measured here (seconds of audio, characters of speech). estimated: the upstream reported nothing, or only a
+# part: docs/gateway-accounting.md has the formula. none: nothing was computed.
 UsageSource = Literal["none", "reported", "counted", "estimated"]
 
 
@@ -19,7 +19,7 @@ class Usage(msgspec.Struct):
 
     tokens_in: int = 0
     tokens_cached: int = 0  # read from the upstream's prefix cache
-    tokens_cache_write: int = 0  # written to it, where that has a price of its own
+    tokens_cache_write: int = 0  # written to it, if that has its own price
     tokens_out: int = 0
     tokens_reasoning: int = 0
     source: UsageSource = "none"

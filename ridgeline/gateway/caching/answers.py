@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from ridgeline.gateway.caching.exact import ExactCache
     from ridgeline.gateway.caching.semantic import SemanticCache, SemanticQuery
     from ridgeline.gateway.catalog import PublicModel
-    from ridgeline.gateway.pipeline.exchange import Exchange
+    from ridgeline.gateway.pipeline.exchange import GatewayExchange
     from ridgeline.gateway.pipeline.parts import Parts
 
 # Client headers that change an upstream's answer.
@@ -42,7 +42,7 @@ class StreamKeeper:
 class CacheUse:
     def __init__(
         self,
-        exchange: Exchange,
+        exchange: GatewayExchange,
         exact: ExactCache,
         place: bytes,
         semantic: SemanticCache | None,
@@ -57,7 +57,7 @@ class CacheUse:
         self._threshold = threshold
 
     @classmethod
-    def of(cls, parts: Parts, exchange: Exchange, model: PublicModel) -> CacheUse | None:
+    def of(cls, parts: Parts, exchange: GatewayExchange, model: PublicModel) -> CacheUse | None:
         """None: this request does not use the caches."""
         key, kind, fields = exchange.key, exchange.place.endpoint.kind, exchange.fields
         given = exchange.headers

@@ -1,1 +1,1 @@
-"""How much may be asked: rates, tokens, concurrency, money; and who goes first when all cannot."""
+"""Limits of keys, teams and models: requests, tokens, concurrency, money."""

@@ -1,4 +1,4 @@
-"""[redis]: where gateways that share limits keep their counts, and how long they wait for them."""
+"""[redis]: the Redis server for limits that several processes share, and its timeouts."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ from ridgeline.options import OptionError, check_range, option
 
 @dataclass(frozen=True)
 class RedisConfig:
-    """Empty `url`: limits are kept in the process, which then must be the only one."""
+    """Empty `url`: limits are counted in the process, which must be the only one."""
 
     url: str = option("", "redis://[user:password@]host:port/db, or rediss:// for TLS; empty: no Redis")
     password_file: Path | None = option(None, "file with the password, instead of one in the URL")
-    ca_file: Path | None = option(None, "certificates that a rediss:// server is checked against")
-    prefix: str = option("ridgeline", "what the names of all our keys in Redis begin with")
-    timeout_ms: int = option(250, "longest wait for an answer; after it the key's policy decides")
-    connect_timeout_ms: int = option(1000, "longest wait for a connection")
-    lease_s: float = option(30.0, "after this time the requests of a gateway that died no longer count")
-    reconcile_s: float = option(300.0, "how often spending is compared with the ledger")
+    ca_file: Path | None = option(None, "PEM file of the CA certificates for a rediss:// server")
+    prefix: str = option("ridgeline", "prefix of the gateway's keys in Redis")
+    timeout_ms: int = option(250, "time limit for an answer; after it the key's policy decides")
+    connect_timeout_ms: int = option(1000, "time limit for connecting")
+    lease_s: float = option(30.0, "time after which the requests of a dead gateway no longer count")
+    reconcile_s: float = option(300.0, "time between comparisons of spending with the ledger")
 
     def __post_init__(self) -> None:
         check_range(self, "[redis]", 1, 60_000, "timeout_ms", "connect_timeout_ms")

@@ -1,6 +1,6 @@
-"""Counts: what one subject has used, in the memory of one process. MemoryLimiter decides with it.
+"""Counts: the usage of one subject, in the memory of one process. MemoryLimiter decides with it.
 
-No clock of its own: callers pass the bucket of the sliding minute and the unix time.
+It has no clock: callers pass the bucket of the sliding minute and the unix time.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class Cell:
 
 
 class Counts:
-    """What one subject has used: its window, requests under way, money spent and reserved."""
+    """One subject's usage: its window, running requests, money spent and reserved."""
 
     __slots__ = (
         "background",
@@ -59,12 +59,12 @@ class Counts:
         self.touched = 0
 
     def idle(self, bucket: int) -> bool:
-        """A request that has just looked it up and waits for the ledger holds on to it: see `touched`."""
+        """Not idle while a request that looked it up waits for the ledger: see `touched`."""
         in_use = self.cells or self.concurrent or self.background
         return not in_use and self.touched < bucket - BUCKETS
 
     def advance(self, bucket: int, at_ms: int | None) -> None:
-        """Drops what is out of the window; with `at_ms`, also what belongs to a day or month gone by."""
+        """Drops counts outside the window; with `at_ms`, also those of a past day or month."""
         cells = self.cells
         while cells and cells[0].bucket < bucket - BUCKETS:
             cell = cells.popleft()
@@ -86,7 +86,7 @@ class Counts:
         at_ms: int,
         refusals: list[Refusal],
     ) -> None:
-        """is_new: this request is not among those counted here."""
+        """is_new: this request is not counted here yet."""
         limits = subject.limits
         limit = limits.requests_per_minute
         if is_new and limit is not None and self.requests >= limit:
@@ -142,14 +142,14 @@ class Counts:
         self._spend(cost_pusd, at_ms)
 
     def room(self, subject: Subject) -> int:
-        """Picodollars that the scarcer budget has left; negative where it is exceeded."""
+        """Picodollars left in the tighter budget; negative if it is exceeded."""
         budgets = ((subject.limits.daily_usd, self.spent_day), (subject.limits.monthly_usd, self.spent_month))
         return min(
             int(usd * PICODOLLARS) - spent - self.reserved_pusd for usd, spent in budgets if usd is not None
         )
 
     def _spend(self, cost_pusd: int, at_ms: int) -> None:
-        """As in the ledger, money belongs to the day on which its request came."""
+        """As in the ledger, money belongs to the day of the request's arrival."""
         if self.seeded and cost_pusd:
             if at_ms // DAY_MS == self.day:
                 self.spent_day += cost_pusd
@@ -171,7 +171,7 @@ class Counts:
         return self.cells[-1]
 
     def _room_in(self, requests: int, tokens: int, now_ms: int) -> int:
-        """When so many requests and tokens will have left the window, in milliseconds from now."""
+        """Milliseconds until this many requests and tokens have left the window."""
         for cell in self.cells:
             requests -= cell.requests
             tokens -= cell.tokens

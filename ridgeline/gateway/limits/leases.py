@@ -1,7 +1,7 @@
-"""Leases: renews in Redis the leases of the requests under way.
+"""Leases: renews the leases of running requests in Redis.
 
-A worker that dies renews none: what its requests held is free again when their leases end. After a restart of
-Redis, requests under way count again from the next renewal on.
+A worker that dies renews none: its requests' reservations are free again when their leases end. After a
+restart of Redis, running requests count again from the next renewal on.
 """
 
 from __future__ import annotations
@@ -43,4 +43,4 @@ class Leases:
 
     def _renewed(self, reply: Reply) -> None:
         if isinstance(reply, RedisError):
-            self._link.complain("requests under way are not counted", reply)
+            self._link.complain("running requests are not counted", reply)

@@ -1,9 +1,9 @@
-"""What both limiters share: whom limits are for, what a reservation holds, and what a refusal says.
+"""Shared by both limiters: the subjects of limits, reservations, and refusals.
 
 The pipeline calls `admit` before it reads a request's body, `reserve` when the body's size is known, and
-`settle` when what the request used is known, whatever became of it. Sixty seconds slide in quarter-second
-buckets: a bucket counts until all of it is older than a minute, so that no minute ever has more than its
-limit and under overload none less than 99.5 % of it.
+`settle` when the request's usage is known, whatever its outcome. A minute slides in quarter-second buckets: a
+bucket counts until all of it is older than a minute, so that no minute ever has more than its limit and under
+overload none less than 99.5 % of it.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from ridgeline.gateway.tenants.keys import Limits
 BUCKET_MS = 250
 BUCKETS = 60_000 // BUCKET_MS
 PICODOLLARS = 10**12
-# Nobody knows when a running request will end. All other refusals say when there is room.
+# The end of a running request is unknown. All other refusals give the time until there is room.
 CONCURRENT_RETRY_MS = 1000
 DAY_MS = 86_400_000
 
@@ -30,26 +30,26 @@ Unit = Literal["requests", "tokens", "concurrent", "daily", "monthly"]
 
 
 class Subject(msgspec.Struct, frozen=True):
-    """One whose limits hold for a request. Its counts are found by kind and id."""
+    """A key, team or model whose limits apply to a request. Its counts are found by kind and id."""
 
     kind: Kind
     id: str
     limits: Limits
 
 
-# What a subject has spent since then, in picodollars, by the ledger: asked when the counts are new or lost.
+# Picodollars that a subject has spent since a time, by the ledger: called when the counts are new or lost.
 Spent = Callable[[Subject, int], Awaitable[int]]
 
 
 class Limiter(Protocol):
     @property
     def degraded(self) -> bool:
-        """Limits cannot be asked: every key's own policy decides."""
+        """Limits are unavailable: each key's policy decides."""
 
     async def admit(
         self, subjects: Sequence[Subject], when_unknown: str = "closed", *, costs: bool = True
     ) -> Reservation:
-        """Counts one request of unknown size. Refuses also where no token, or no money, is left."""
+        """Counts one request of unknown size. Also refuses if no tokens or no money are left."""
 
     async def reserve(
         self,
@@ -59,7 +59,7 @@ class Limiter(Protocol):
         when_unknown: str = "closed",
         admitted: Reservation | None = None,
     ) -> Reservation:
-        """Takes from every subject or from none. Limited says when to come back.
+        """Takes from every subject or from none. Limited has the time to retry.
 
         admitted: what `admit` returned for this request. Its subjects do not count the request again, and the
         new reservation replaces it; if this raises, `admitted` is still to be settled.
@@ -79,19 +79,19 @@ class Limiter(Protocol):
         """
 
     def settle(self, reservation: Reservation, tokens: int, cost_pusd: int) -> None:
-        """What was used in truth. Never raises, never waits; the second time it does nothing."""
+        """Books the actual usage. Never raises, never waits; a second call has no effect."""
 
     async def close(self) -> None: ...
 
 
 class Standing(NamedTuple):
-    """What a subject has left, for the headers; None where it has no such limit."""
+    """What a subject has left, for the headers; None if it has no such limit."""
 
     requests_limit: int | None
     requests_left: int
     tokens_limit: int | None
     tokens_left: int
-    reset_ms: int  # until the last of what it has used is out of the window
+    reset_ms: int  # until all of its usage is out of the window
 
 
 class Refusal(NamedTuple):
@@ -101,7 +101,7 @@ class Refusal(NamedTuple):
 
 
 class Reservation:
-    """What one request has taken, to be settled. `known` is False where the limits could not be asked."""
+    """What one request has reserved, to be settled. `known`: False if the limits were unavailable."""
 
     __slots__ = (
         "admitted",
@@ -127,14 +127,14 @@ class Reservation:
     ) -> None:
         self.id, self.subjects, self.tokens, self.cost_pusd = id, subjects, tokens, cost_pusd
         self.is_background = is_background
-        self.at_ms = at_ms  # unix time of whoever keeps the counts
+        self.at_ms = at_ms  # unix time of the process that has the counts
         self.known = True
         self.settled = False
         self.admitted: Reservation | None = None  # that this one replaces
         self.standings: Sequence[Standing] = ()
 
     def counts(self, subject: Subject) -> bool:
-        """Whether the subject has counted this request already, when it was admitted, or never counts it."""
+        """Whether the subject counted this request at its admission, or never counts it."""
         before = self.admitted
         if before is None:
             return self.is_background
@@ -151,7 +151,7 @@ class Reservation:
 
 
 def limited_only(subjects: Sequence[Subject]) -> list[Subject]:
-    """Those that have any limit at all."""
+    """The subjects that have any limit."""
     return [subject for subject in subjects if subject.limits != _NONE]
 
 
@@ -162,11 +162,11 @@ def has_budget(subject: Subject) -> bool:
     return subject.limits.daily_usd is not None or subject.limits.monthly_usd is not None
 
 
-# ---- what clients are told ----
+# ---- headers and errors for clients ----
 
 
 def rate_headers(standings: Sequence[Standing]) -> dict[str, str]:
-    """OpenAI's names and formats, of the subject that has least left."""
+    """OpenAI's names and formats, for the subject that has least left."""
     headers: dict[str, str] = {}
     requests = [one for one in standings if one.requests_limit is not None]
     if requests:
@@ -204,7 +204,7 @@ _CODES = {
 def refuse(
     refusals: Sequence[Refusal], standings: Sequence[Standing], tokens: int, cost_pusd: int
 ) -> NoReturn:
-    """Names the limit that takes longest to have room again: before that, coming back is of no use."""
+    """Names the limit that takes longest to have room again: an earlier retry would fail."""
     _check_possible([refusal.subject for refusal in refusals], tokens, cost_pusd)
     subject, unit, retry_ms = max(refusals, key=lambda one: one.retry_ms)
     limit = _limit_of(subject.limits, unit)
@@ -212,7 +212,7 @@ def refuse(
     what = {
         "requests": f"{who} may make {limit} requests per minute",
         "tokens": f"{who} may use {limit} tokens per minute",
-        "concurrent": f"{who} may have {limit} requests under way at a time",
+        "concurrent": f"{who} may have {limit} concurrent requests",
         "daily": f"{who} may spend {limit} USD per day (UTC)",
         "monthly": f"{who} may spend {limit} USD per month (UTC)",
     }[unit]
@@ -220,7 +220,7 @@ def refuse(
 
 
 def _check_possible(subjects: Sequence[Subject], tokens: int, cost_pusd: int) -> None:
-    """Refuses what no waiting would help, with an error that clients do not retry."""
+    """Refuses a request that can never fit, with an error that clients do not retry."""
     for subject in subjects:
         limits = subject.limits
         if limits.requests_per_minute == 0 or limits.concurrent == 0:

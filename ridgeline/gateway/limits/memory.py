@@ -1,7 +1,7 @@
-"""MemoryLimiter: the limits of a gateway that is one process. RedisLimiter does the same for several.
+"""MemoryLimiter: the limits of a gateway with one process. RedisLimiter does the same for several.
 
-Everything happens between two awaits, so a reservation is atomic without a lock. What is idle is forgotten;
-spending is asked of the ledger when a subject with a budget is first seen.
+Everything happens between two awaits, so a reservation is atomic without a lock. Idle counts are dropped;
+spending comes from the ledger when a subject with a budget is first seen.
 """
 
 from __future__ import annotations
@@ -80,7 +80,7 @@ class MemoryLimiter:
         at_ms = int(self._wall() * 1000)
         bucket = int(self._clock() * 1000) // BUCKET_MS
         for subject in subjects if not reservation.settled else ():
-            # Before the ledger is asked: the hold counts also where the ledger does not answer.
+            # Before the call to the ledger: the hold counts even if the ledger does not answer.
             self._of(subject, bucket).hold(reservation.id, cost_pusd)
         counts = await self._seeded(subjects, at_ms, "closed")
         bucket = int(self._clock() * 1000) // BUCKET_MS
@@ -158,24 +158,27 @@ class MemoryLimiter:
         for task in list(self._seeding.values()):
             task.cancel()
 
-    degraded = False  # what is in the process is always known
+    degraded = False  # counts in the process are always known
 
     @property
     def subjects(self) -> int:
-        """How many are remembered."""
+        """The number of subjects with counts."""
         return len(self._counts)
 
     @property
     def counts(self) -> OrderedDict[tuple[str, str], Counts]:
-        """Of every subject, for the worker that takes this one's place."""
+        """The counts of every subject, for the worker that replaces this one."""
         return self._counts
 
     def adopt(self, counts: OrderedDict[tuple[str, str], Counts]) -> None:
-        """Go on from another worker's counts, but for subjects that this one has counted itself."""
+        """Continue another worker's counts, except for subjects that this one has already counted."""
         known = [name for name in counts if name in self._counts]
         self._counts.update((name, count) for name, count in counts.items() if name not in self._counts)
         if known:
-            logger.warning("limits were taken over late: the last minute of %d subjects is lost", len(known))
+            logger.warning(
+                "limits arrived late from the previous worker: the last minute of %d subjects is lost",
+                len(known),
+            )
 
     def _of(self, subject: Subject, bucket: int) -> Counts:
         name = (subject.kind, subject.id)
@@ -187,16 +190,16 @@ class MemoryLimiter:
         return count
 
     def _forget_idle(self, bucket: int) -> None:
-        """Each newcomer looks at two old ones: so there are never many more than are in use."""
+        """Each new subject checks two old ones: so there are never many more than are in use."""
         for _ in range(min(2, len(self._counts))):
             name, count = self._counts.popitem(last=False)
             count.advance(bucket, None)
-            # Without a ledger to ask again, what was spent this month is known here alone.
+            # Without a ledger, this month's spending is known only here.
             if not count.idle(bucket) or (count.spent_month and self._spent is None):
                 self._counts[name] = count
 
     async def _seeded(self, subjects: Sequence[Subject], at_ms: int, when_unknown: str) -> list[Counts]:
-        """Their counts, with what was spent where they have a budget."""
+        """Their counts, with spending for subjects with a budget."""
         bucket = int(self._clock() * 1000) // BUCKET_MS
         counts = [self._of(subject, bucket) for subject in subjects]
         for subject, count in zip(subjects, counts, strict=True):
@@ -205,7 +208,7 @@ class MemoryLimiter:
         return counts
 
     async def _seed(self, subject: Subject, count: Counts, at_ms: int, when_unknown: str) -> None:
-        """Asks the ledger once, however many wait for it; a slow ledger costs a request the deadline."""
+        """Asks the ledger once for all waiting requests; a slow ledger costs a request the deadline."""
         if self._spent is None:
             count.seed(at_ms, 0, 0)
             return
@@ -225,7 +228,7 @@ class MemoryLimiter:
             month = await spent(subject, month_start_ms(month_of(at_ms)))
         except Exception as error:
             logger.warning(
-                "the ledger does not say what %s %s has spent: %s", subject.kind, subject.id, error
+                "the ledger did not return the spending of %s %s: %s", subject.kind, subject.id, error
             )
             return
         count.seed(at_ms, today, month)

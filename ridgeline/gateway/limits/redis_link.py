@@ -1,4 +1,4 @@
-"""RedisLink: Redis as the limiter uses it: the connection, its scripts, and subjects in their wire form.
+"""RedisLink: the limiter's connection to Redis, its scripts, and subjects in their wire form.
 
 Shared by RedisLimiter, Settlements and Leases. It decides nothing about limits.
 """
@@ -51,7 +51,7 @@ class RedisLink:
         return self._scripts[script].head(keys, arguments)
 
     def submit(self, parts: Iterable[bytes], answered: Callable[[Reply], None]) -> None:
-        """Send one command. RedisUnavailable where there is no connection."""
+        """Send one command. RedisUnavailable without a connection."""
         self.client.submit(b"".join(parts), answered)
 
     def load_scripts(self) -> None:
@@ -79,7 +79,7 @@ class RedisLink:
         return ZERO if self._redis_ms is None else bulk(self._redis_ms())
 
     def complain(self, what: str, error: RedisError) -> None:
-        """Log at most one line in ten seconds: a Redis that is full refuses every request."""
+        """Log at most one line in ten seconds: a full Redis refuses every request."""
         if "READONLY" in str(error) or "MASTERDOWN" in str(error):
             self.client.reconnect("it is a replica, or has lost its primary")
         elif str(error).startswith("NOSCRIPT"):

@@ -1,6 +1,6 @@
-"""What Redis runs for the limiter: Lua, because a reservation must look at all subjects and then take.
+"""The limiter's Lua scripts for Redis: a reservation must check all subjects and then take, atomically.
 
-The clock is Redis' own, so those of the gateways do not matter. Of a subject it keeps, under its name:
+The clock is Redis' own, so the gateways' clocks do not matter. Keys of a subject, after its name:
 `` (hash) the window: r, t = requests, tokens in it; o, n = its oldest and newest bucket; r123, t123 = buckets
 `:l` (sorted set) requests under way, by when they no longer count; `:o` (hash) what these may cost, and `sum`
 `:h` (sorted set), `:b` (hash) the same for background work, which outlives its request, as a batch does
@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from ridgeline.gateway.limits.limiter import BUCKET_MS, BUCKETS, CONCURRENT_RETRY_MS, DAY_MS
 
-HOLD_LEASES = 120  # background work that no gateway looks after counts for this many leases
+HOLD_LEASES = 120  # background work without a gateway counts for this many leases
 
 _PRELUDE = (
     f"""

@@ -1,4 +1,4 @@
-"""Seeds: brings what the ledger says of a subject's spending to Redis, where it is not known."""
+"""Seeds: copies a subject's spending from the ledger to Redis if Redis does not have it."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from ridgeline.gateway.limits.resp import Reply, bulk, resolve
 
 logger = logging.getLogger(__name__)
 
-# Sends the SEED script for a subject: with the day, what was spent on it, the month, what was spent in it.
+# Sends the SEED script for a subject: the day and its spending, the month and its spending.
 SendSeed = Callable[[Subject, Sequence[bytes], Callable[[Reply], None]], None]
 
 
@@ -32,7 +32,7 @@ class Seeds:
         return list(self._asking.values())
 
     async def ask(self, subjects: list[Subject], now_ms: int) -> None:
-        """One question for all that wait for it; it goes on when they have given up."""
+        """One query for all that wait for it; it continues after they have given up."""
         await asyncio.wait([self.begin(subject, now_ms) for subject in subjects])
 
     def begin(self, subject: Subject, now_ms: int) -> asyncio.Task[None]:
@@ -54,4 +54,4 @@ class Seeds:
             self._send(subject, periods, lambda reply: resolve(future, reply))
             await future
         except Exception as error:
-            logger.warning("what %s %s has spent is not known: %s", subject.kind, subject.id, error)
+            logger.warning("the spending of %s %s is unknown: %s", subject.kind, subject.id, error)

@@ -1,7 +1,7 @@
-"""Settlements: tells Redis what requests used, and tells it again until Redis has answered.
+"""Settlements: sends the usage of requests to Redis, and repeats it until Redis has answered.
 
-The script settles each reservation once, so that a settlement may be sent twice. At most MAX_UNSETTLED wait
-for Redis; the ledger has the cost of those that are dropped.
+The script settles each reservation once, so a settlement may be sent twice. At most MAX_UNSETTLED wait for
+Redis; the ledger has the cost of those that are dropped.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ SETTLE_FOR_S = 120.0  # less than Redis remembers that a reservation was settled
 
 
 class Settlement(NamedTuple):
-    """What a reservation used in the end."""
+    """The final usage of a reservation."""
 
     reservation: Reservation
     more_tokens: int  # than were reserved
@@ -56,7 +56,7 @@ class Settlements:
         def answered(reply: Reply) -> None:
             # Without an answer it stays and is sent again: the script does it once.
             if isinstance(reply, RedisError):
-                self._link.complain("what a request used is not booked yet", reply)
+                self._link.complain("a request's usage is not in Redis yet", reply)
             elif not isinstance(reply, RedisUnavailable):
                 self.waiting.pop(id, None)
 

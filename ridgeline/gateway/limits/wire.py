@@ -1,4 +1,4 @@
-"""Subjects and scripts as they are written to Redis: what is the same each time is made once."""
+"""Subjects and scripts in Redis' wire form; constant parts are encoded once."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from ridgeline.gateway.limits.resp import bulk, encode
 
 
 class Script:
-    """One that Redis has been given, called by its digest."""
+    """A script that Redis has loaded, called by its digest."""
 
     def __init__(self, text: str) -> None:
         self.load = encode("SCRIPT", "LOAD", text)
@@ -26,7 +26,7 @@ class Script:
 
 
 class Wire:
-    """A subject as it is written to Redis, made once."""
+    """A subject in Redis' wire form, made once."""
 
     __slots__ = ("has", "has_background", "key", "leased", "limits", "of")
 

@@ -1,8 +1,9 @@
-"""BatchBooking: holds running batches to their budgets, and books each once when it has ended.
+"""BatchBooking: enforces budgets on running batches, and books each batch once when it has ended.
 
-One worker polls all batches that are not booked. While a batch runs, the limiter holds what it has used and
-what its other lines may cost; where a budget has no room for the next lines, the batch is cancelled upstream.
-When it has ended, its row is written under its own id: a second worker or a restart books nothing twice.
+One worker polls all batches that are not booked. While a batch runs, the limiter reserves its usage so far
+and the estimated cost of its other lines; if a budget has no room for the next lines, the batch is cancelled
+upstream. When it has ended, its row is written under the batch's id: a second worker or a restart does not
+book it again.
 """
 
 from __future__ import annotations
@@ -41,10 +42,10 @@ MAX_BATCH_BYTES = 1 << 20
 AT_ONCE = 8
 PAGE = 100
 MAX_PAGES = 20
-RESTORE_AGAIN_S = 0.25  # between two attempts to read the batches of earlier processes
+RESTORE_AGAIN_S = 0.25  # between attempts to restore the batches of earlier processes
 TIGHT_POLL_S = 1.0  # while a batch may cost more than its budget has left
-UNKNOWN_S = 600.0  # a batch that its upstream has not known for this long is booked as it was last seen
-ORDER_S = 60.0  # beyond the longest request: an order without a batch is looked for then
+UNKNOWN_S = 600.0  # a batch unknown to its upstream for this time is booked as it was last seen
+ORDER_S = 60.0  # beyond the longest request: then search for the batch of an order
 MAX_BOOKED = 10_000
 
 
@@ -52,12 +53,12 @@ class BatchBooking:
     def __init__(self, parts: Parts) -> None:
         self._parts = parts
         self._known_upstreams = {one.name for one in parts.settings.upstreams}
-        self._missing: dict[str, float] = {}  # since when its upstream does not know it, monotonic
+        self._missing: dict[str, float] = {}  # since when its upstream does not know it, monotonic seconds
         self._booked: OrderedDict[str, None] = OrderedDict()
         self._booking = asyncio.Lock()
         self._tight: set[str] = set()  # batches that may cost more than their budget has left
         self._made_ms = unix_s() * 1000
-        self.restored = asyncio.Event()  # the batches of earlier processes are held
+        self.restored = asyncio.Event()  # the batches of earlier processes are reserved
 
     async def run(self) -> None:
         await self._restore()
@@ -67,19 +68,19 @@ class BatchBooking:
             try:
                 await self.look_after_all()
             except Exception:
-                log.exception("batches could not be looked after; tried again")
+                log.exception("could not poll batches; trying again")
 
     async def _restore(self) -> None:
-        """Hold again what the batches of earlier processes may cost. Repeat until the store answers."""
+        """Reserve again the cost of the batches of earlier processes. Repeats until the store answers."""
         while not self.restored.is_set():
             try:
                 found = [one for kind in (ORDER, "batch") for one in await self._parts.owned.pending(kind)]
-                # A later order has its reservation, and may be settled meanwhile.
+                # A later order already has its reservation, and may be settled by now.
                 earlier = [one for one in found if one.created_ms < self._made_ms]
                 await asyncio.gather(*(self._guarded(self._hold_again, one) for one in earlier))
                 self.restored.set()
             except Exception as error:
-                log.warning("batches of earlier processes are not held yet", extra={"cause": str(error)})
+                log.warning("batches of earlier processes are not reserved yet", extra={"cause": str(error)})
                 await asyncio.sleep(RESTORE_AGAIN_S)
 
     async def _hold_again(self, owned: Owned) -> None:
@@ -101,7 +102,7 @@ class BatchBooking:
         await asyncio.gather(*(one(owned) for owned in await self._parts.owned.pending("batch")))
 
     async def look_after(self, owned: Owned) -> None:
-        """Ask how far it is: hold, stop or book it."""
+        """Ask for its progress: reserve, stop or book it."""
         batch = await self._ask(owned)
         if batch is None:
             since = self._missing.setdefault(owned.id, time.monotonic())
@@ -118,7 +119,7 @@ class BatchBooking:
             await self._hold(owned, batch, used_so_far(batch, meta_of(owned), prices))
 
     async def book_before_deletion(self, batch_id: str) -> None:
-        """Its output file is about to go. Raises where it could not be booked: then the file must stay."""
+        """Book a batch before its output file is deleted. Raises if that fails: the file must stay."""
         owned = await self._parts.owned.pending_one(batch_id)
         if owned is None:
             return
@@ -140,7 +141,7 @@ class BatchBooking:
         self._tight.discard(owned.id)
         if room is not None and room < 0:
             self._tight.add(owned.id)
-        step = max(used.cost_pusd - meta.spent_pusd, 1)  # until the next look it may spend as much again
+        step = max(used.cost_pusd - meta.spent_pusd, 1)  # it may spend as much again until the next poll
         if room is not None and room < 0 and used.left_pusd + room < step and stopped is None:
             spent = used.cost_pusd / 10**12
             message = (
@@ -163,12 +164,12 @@ class BatchBooking:
             await self._cancel(owned)
 
     async def _cancel(self, owned: Owned) -> None:
-        """The reason is in the store already: what ends as cancelled now is known to be our doing."""
-        log.warning("a batch is stopped", extra={"batch": owned.id})
+        """The store already has the reason: a batch that ends as cancelled is known to be stopped by us."""
+        log.warning("stopping a batch", extra={"batch": owned.id})
         asked = Outgoing("POST", f"/v1/batches/{owned.id}/cancel", [], b"", False)
         status, _ = await self._answer(owned.upstream, asked)
-        if status >= 400 and status != 409:  # 409: it has ended meanwhile
-            raise UpstreamFailed(f"asked to cancel a batch, the upstream answered {status}")
+        if status >= 400 and status != 409:  # 409: it has already ended
+            raise UpstreamFailed(f"the upstream answered {status} to the cancellation of a batch")
 
     # ---- when it has ended ----
 
@@ -176,7 +177,7 @@ class BatchBooking:
         parts = self._parts
         async with self._booking:
             if owned.id not in self._booked:
-                # A gateway that died may have written the row, and not said so in the store.
+                # A gateway that died may have written the row without marking it in the store.
                 is_new = not await parts.ledger.has(owned.id)
                 if is_new:
                     parts.ledger.close(self._row(owned, status, used))
@@ -217,12 +218,12 @@ class BatchBooking:
             total_ms=max(unix_s() * 1000 - at_ms, 0.0),
         )
 
-    # ---- an order whose batch is not known ----
+    # ---- an order whose batch is unknown ----
 
     async def _find_batch(self, order: Owned) -> None:
-        """The gateway died, or the answer was lost: the batch with the order's file that no tenant owns.
+        """The gateway died, or the answer was lost: find the batch with the order's file that no tenant owns.
 
-        An order at an upstream that is no longer configured stays held for UNKNOWN_S more.
+        An order at an upstream that is no longer configured stays reserved for UNKNOWN_S more.
         """
         if order.upstream not in self._known_upstreams:
             since = self._missing.setdefault(order.id, time.monotonic())
@@ -235,7 +236,7 @@ class BatchBooking:
             path = f"/v1/batches?limit={PAGE}" + (f"&after={after}" if after else "")
             status, body = await self._answer(order.upstream, Outgoing("GET", path, [], b"", False))
             if status != 200:
-                raise UpstreamFailed(f"asked for its batches, the upstream answered {status}")
+                raise UpstreamFailed(f"the upstream answered {status} to a request for its batches")
             page = msgspec.json.decode(body, type=_Page)
             for batch in page.data:
                 mine = batch.input_file_id == meta_of(order).input_file_id
@@ -250,13 +251,13 @@ class BatchBooking:
     # ---- asking ----
 
     async def _guarded(self, look: Callable[[Owned], Awaitable[None]], owned: Owned) -> None:
-        """One batch that cannot be looked after keeps no other from it."""
+        """A failure with one batch does not affect the others."""
         try:
             await look(owned)
         except (GatewayError, msgspec.DecodeError, OSError) as error:
-            _warn("a batch could not be looked after", owned, error)
+            _warn("could not poll a batch", owned, error)
         except Exception:
-            log.exception("a batch could not be looked after", extra={"batch": owned.id})
+            log.exception("could not poll a batch", extra={"batch": owned.id})
 
     async def _ask(self, owned: Owned) -> Batch | None:
         """None: its upstream does not know it, or is no longer configured."""
@@ -268,7 +269,7 @@ class BatchBooking:
         if status == 404:
             return None
         if status != 200:
-            raise UpstreamFailed(f"asked for a batch, the upstream answered {status}")
+            raise UpstreamFailed(f"the upstream answered {status} to a request for a batch")
         return msgspec.json.decode(body, type=Batch)
 
     async def _answer(self, upstream: str, asked: Outgoing) -> tuple[int, bytes]:

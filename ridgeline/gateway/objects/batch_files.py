@@ -1,6 +1,6 @@
-"""A batch's input file, read as the requests it is: each line one that its key could have sent by itself.
+"""Checks a batch's input file: each line must be a request that its key could have sent by itself.
 
-All lines of a file ask for one model, as with OpenAI: so a batch has one price, and one owner of its rows.
+All lines of a file use one model, as with OpenAI: so a batch has one price and one owner of its rows.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class _Line(msgspec.Struct):
 
 @dataclass(frozen=True, slots=True)
 class BatchFile:
-    """meta: what the gateway remembers of it. references: each id once, with the first line that names it."""
+    """meta: stored by the gateway with the file. references: each id once, with its first line."""
 
     meta: BatchMeta
     references: list[Reference]
@@ -46,7 +46,7 @@ class BatchFile:
 
 @dataclass(frozen=True, slots=True)
 class Uploader:
-    """Who uploads a file, as another process is told."""
+    """The uploader of a file, for the other process."""
 
     tenant: str
     key: Key
@@ -55,7 +55,7 @@ class Uploader:
 
 @dataclass(frozen=True, slots=True)
 class BatchParts:
-    """What lines are checked by."""
+    """The parts that check a line."""
 
     settings: GatewaySettings
     catalog: Catalog
@@ -74,8 +74,8 @@ async def read_batch_file(
     upstream: str,
     guard: Guard | None,
 ) -> BatchFile:
-    """Writes the file as the upstream is to see it: its own model names, the tenant's cache_salt, and what
-    the guard left of the texts.
+    """Writes the file for the upstream: with the upstream's model names, the tenant's cache_salt, and texts
+    after the guard.
     """
     lines = 0
     named_objects: dict[tuple[str, str], Reference] = {}
@@ -96,7 +96,7 @@ async def read_batch_file(
         endpoints.add(endpoint.name)
         name = field(line.body, "model", str, "")
         if public and name != public:
-            raise _bad(number, f"model {name[:80]!r}: all lines of a file ask for one model")
+            raise _bad(number, f"model {name[:80]!r}: all lines of a file must use one model")
         if not public:
             public, there = name, _model_at(name, uploader.key, parts, upstream, number)
         for one in references(endpoint.kind, line.body):
@@ -110,7 +110,7 @@ async def read_batch_file(
             fields = (await guard.request(endpoint.kind, fields, uploader.tenant)).fields
             named = {"custom_id": raw(line.custom_id)}
             if (await guard.request("batches", named, uploader.tenant)).fields != named:
-                raise _bad(number, "custom_id holds what this key's policy lets nobody send")
+                raise _bad(number, "custom_id contains what this key's policy blocks")
         if takes_salt(keeper, endpoint.kind):
             fields = salted(fields, fields, uploader.tenant, parts.catalog.find(public).config)
         used = _most_used(endpoint.kind, line, len(text), parts, number)
@@ -121,7 +121,7 @@ async def read_batch_file(
         out.write(_encoder.encode(line) + b"\n")
         lines += 1
     if not lines:
-        raise BadRequest("file: holds no requests", param="file")
+        raise BadRequest("file: contains no requests", param="file")
     meta = BatchMeta(
         public, there, tuple(sorted(endpoints)), lines, most.tokens_in, most.tokens_out, cost_pusd
     )
@@ -129,7 +129,7 @@ async def read_batch_file(
 
 
 def lines_of(path: str, begin: int, end: int, longest: int) -> Iterator[bytes]:
-    """Of a part of a file, one at a time; of a line that is too long, one byte more than `longest`."""
+    """The lines of a part of a file, one at a time; a line that is too long has `longest` + 1 bytes."""
     with open(path, "rb") as file:
         file.seek(begin)
         while begin < end:
@@ -141,7 +141,7 @@ def lines_of(path: str, begin: int, end: int, longest: int) -> Iterator[bytes]:
 
 
 def _most_used(kind: str, line: _Line, line_bytes: int, parts: BatchParts, number: int) -> Usage:
-    """What the line may use: a batch reserves the sum of its lines."""
+    """The line's estimated usage: a batch reserves the sum over its lines."""
     try:
         most = most_used(kind, line.body, line_bytes, parts.settings.gateway.output_estimate)
     except BadRequest as error:
@@ -161,7 +161,7 @@ def _read_line(text: bytes, number: int) -> _Line:
 def _checked_endpoint(line: _Line, key: Key, number: int) -> Endpoint:
     place = find(line.method, line.url)
     if not isinstance(place, Place) or place.endpoint.kind not in BATCHED:
-        raise _bad(number, f"url {line.url[:80]!r} cannot be asked in a batch")
+        raise _bad(number, f"url {line.url[:80]!r} is not available in a batch")
     if key.endpoints and place.endpoint.name not in key.endpoints:
         raise Forbidden(
             f"file: line {number}: this key may not use the endpoint {place.endpoint.name!r}",
@@ -171,17 +171,17 @@ def _checked_endpoint(line: _Line, key: Key, number: int) -> Endpoint:
 
 
 def _model_at(name: str, key: Key, parts: BatchParts, upstream: str, number: int) -> str:
-    """The model's name at the upstream that keeps batches."""
+    """The model's name at the upstream that stores batches."""
     if not allows(key.models, name):
         raise Forbidden(
             f"file: line {number}: this key may not use the model {name[:80]!r}", code="model_not_allowed"
         )
     if name in parts.catalog.routes:
-        raise _bad(number, f"{name!r} is a route; a batch needs a model")
+        raise _bad(number, f"{name!r} is a route; name a model in a batch")
     for target in parts.catalog.find(name).targets:
         if target.upstream == upstream:
             return target.model
-    raise _bad(number, f"the upstream that keeps batches does not serve the model {name[:80]!r}")
+    raise _bad(number, f"the upstream for batches does not serve the model {name[:80]!r}")
 
 
 def _bad(number: int, what: str) -> BadRequest:

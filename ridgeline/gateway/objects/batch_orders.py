@@ -1,6 +1,6 @@
-"""A batch's order: its estimate is reserved and written down before the batch is made at its upstream.
+"""A batch's order: its estimate is reserved and stored before the batch is created at its upstream.
 
-The order is in the store before anything is sent, and becomes the batch when the upstream has named it. So a
+The order is stored before anything is sent, and becomes the batch once the upstream has given an id. So a
 gateway that dies in between loses no batch: `BatchBooking` finds it by the order's input file.
 """
 
@@ -12,7 +12,7 @@ from ridgeline.gateway.body import raw, read_fields, write_fields
 from ridgeline.gateway.errors import BadRequest, NotFound
 from ridgeline.gateway.limits.limiter import Reservation, limited_only
 from ridgeline.gateway.objects.batch_meta import meta_of
-from ridgeline.gateway.pipeline.exchange import Exchange
+from ridgeline.gateway.pipeline.exchange import GatewayExchange
 from ridgeline.gateway.pipeline.parts import Parts
 from ridgeline.gateway.pipeline.reservations import subjects_of
 from ridgeline.gateway.tenants.keys import Key
@@ -21,8 +21,8 @@ from ridgeline.gateway.tenants.owned import Owned
 ORDER = "batch_order"  # the kind of an order in the store
 
 
-async def order_batch(parts: Parts, exchange: Exchange, file: Owned) -> Owned:
-    """Limited where the whole batch, by its file's estimate, is more than key, team or model have left."""
+async def order_batch(parts: Parts, exchange: GatewayExchange, file: Owned) -> Owned:
+    """Raises Limited if the file's estimate exceeds what key, team or model have left."""
     key, meta = exchange.key, meta_of(file)
     assert key is not None
     if not meta.lines:
@@ -51,13 +51,13 @@ async def order_batch(parts: Parts, exchange: Exchange, file: Owned) -> Owned:
 
 
 async def drop_order(parts: Parts, order: Owned) -> None:
-    """Its batch was never made."""
+    """The order's batch was never created."""
     await parts.owned.forget(order.id)
     parts.limiter.settle(reservation_of(parts, order), 0, 0)
 
 
 def with_reason(body: bytes, batch: Owned) -> bytes:
-    """The upstream's batch, with the reason in its `errors` where the gateway has stopped it."""
+    """The upstream's batch, with the reason in its `errors` if the gateway stopped it."""
     stopped = meta_of(batch).stopped
     if stopped is None:
         return body
@@ -67,9 +67,9 @@ def with_reason(body: bytes, batch: Owned) -> bytes:
 
 
 def reservation_of(parts: Parts, owned: Owned) -> Reservation:
-    """Of an order or a batch, with the limits that hold now; `meta` says what was reserved."""
+    """The claim of an order or a batch under the current limits; `meta` has the reserved amount."""
     meta, policy = meta_of(owned), parts.policy.policy
-    # A key that was deleted has no limits. Its team and model still hold what the batch may cost.
+    # A deleted key has no limits. Its team and model still reserve the batch's cost.
     key = policy.known_key(meta.key) or Key(meta.key, "")
     try:
         model = parts.catalog.find(meta.model)

@@ -1,7 +1,8 @@
-"""What a batch has used: so far, by its upstream's counts; in the end, by its own `usage` or its output file.
+"""A batch's usage: so far, from its upstream's counts; at the end, from its `usage` or its output file.
 
-A server of ours says in `usage` what the answered lines used, also while the batch runs. Hosted providers say
-how many lines are done, and the usage when the batch has ended: until then it is a share of the estimate.
+ridgeline's server reports the usage of the answered lines in `usage`, also while the batch runs. Hosted
+providers report the number of finished lines, and the usage when the batch has ended: until then it is a
+share of the estimate.
 """
 
 from __future__ import annotations
@@ -48,7 +49,7 @@ class Batch(msgspec.Struct):
 class Used(NamedTuple):
     usage: Usage
     cost_pusd: int
-    left_pusd: int = 0  # what the lines without an answer may still cost
+    left_pusd: int = 0  # estimated cost of the lines without an answer
 
 
 class _Reply(msgspec.Struct):
@@ -72,7 +73,7 @@ def used_so_far(batch: Batch, meta: BatchMeta, prices: TokenPrices) -> Used:
     usage = batch.usage.usage() if batch.usage is not None else Usage()
     if usage.tokens_in or usage.tokens_out:
         cost = _cost_of_lines(usage, counts.completed, prices)
-        # Lines that cost more than estimated so far are expected to go on so.
+        # If lines cost more than estimated so far, expect the same of the rest.
         left = max(left, cost * (total - done) // max(counts.completed, 1))
         return Used(usage, cost, left)
     if not total:
@@ -83,7 +84,7 @@ def used_so_far(batch: Batch, meta: BatchMeta, prices: TokenPrices) -> Used:
 
 
 async def used_in_all(upstreams: Upstreams, owned: Owned, batch: Batch, prices: TokenPrices) -> Used:
-    """Of a batch that has ended. Where its output file is gone: by the counts of its answered lines."""
+    """Usage of a batch that has ended. Without its output file: from the count of its answered lines."""
     usage = batch.usage.usage() if batch.usage is not None else Usage()
     if (usage.tokens_in or usage.tokens_out) and not prices.above:
         return Used(usage, prices.cost(usage))
@@ -96,7 +97,7 @@ async def used_in_all(upstreams: Upstreams, owned: Owned, batch: Batch, prices: 
 
 
 def last_seen(owned: Owned) -> Used:
-    """What was noted when the batch was last looked at: of one that its upstream no longer knows."""
+    """The usage at the last poll, for a batch that its upstream no longer knows."""
     meta = meta_of(owned)
     tokens_in, tokens_out = meta.used
     usage = Usage(tokens_in, tokens_out=tokens_out, source="estimated")
@@ -104,7 +105,7 @@ def last_seen(owned: Owned) -> Used:
 
 
 def _cost_of_lines(usage: Usage, lines: int, prices: TokenPrices) -> int:
-    """A price that rises with the length of a prompt is that of the mean line."""
+    """A price that depends on the prompt's length is taken at the mean line."""
     if not prices.above or lines < 1:
         return prices.cost(usage)
     mean = Usage(
@@ -119,7 +120,7 @@ def _cost_of_lines(usage: Usage, lines: int, prices: TokenPrices) -> int:
 async def _sum(
     upstreams: Upstreams, owned: Owned, file_id: str, kind: str, prices: TokenPrices
 ) -> Used | None:
-    """Line by line: an output file may be larger than memory. None: the upstream no longer has it."""
+    """Reads line by line: an output file may exceed memory. None: the upstream no longer has it."""
     mean = _mean_line(meta_of(owned))
     asked = Outgoing("GET", f"/v1/files/{file_id}/content", [], b"", False)
     deadline = time.monotonic() + ASK_S
@@ -129,7 +130,7 @@ async def _sum(
         if opened.answer.status == 404:
             return None
         if opened.answer.status != 200:
-            raise GatewayError("the batch's output file cannot be read")
+            raise GatewayError("the upstream did not return the batch's output file")
         while (data := await opened.next()) is not None:
             *lines, rest = (rest + data).split(b"\n")
             if len(rest) > MAX_LINE:
@@ -143,7 +144,7 @@ async def _sum(
 
 
 def _mean_line(meta: BatchMeta) -> Used:
-    """A line by the estimate of its batch."""
+    """A line's usage from the estimate of its batch."""
     lines = meta.lines or 1
     usage = Usage(meta.tokens_in // lines, tokens_out=meta.tokens_out // lines, source="estimated")
     return Used(usage, meta.cost_pusd // lines)

@@ -1,7 +1,7 @@
 """Lists of a tenant's own files and batches, from the gateway's table of owners: newest first, by cursor.
 
-A file is described once, when it is made or first listed, and a batch once it has ended; only what may still
-change is asked of the upstream. So a page costs as many questions as it has running batches.
+A file's description is stored when it is created or first listed, a batch's when it has ended; only objects
+that may still change are requested from the upstream. So a page costs one request per running batch.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from ridgeline.gateway.upstreams.outgoing import Outgoing, Target
 PATHS = {"file": "/v1/files", "batch": "/v1/batches"}
 OBJECT = "shown"  # in meta: the object as its upstream described it
 ENDED = frozenset({"completed", "failed", "expired", "cancelled"})
-AT_ONCE = 8  # questions to an upstream for one page
+AT_ONCE = 8  # concurrent requests to an upstream for one page
 MAX_OBJECT_BYTES = 1 << 20
 ASK_S = 30.0
 GONE = (404, 410)
@@ -34,7 +34,7 @@ class _Described(msgspec.Struct):
 
 
 async def page(parts: Parts, tenant: str, kind: str, limit: int, after: str) -> dict[str, object]:
-    """One page of the list, as OpenAI writes it."""
+    """One page of the list, in OpenAI's form."""
     cursor: Owned | None = None
     if after:
         cursor = await parts.owned.owner(after)
@@ -61,7 +61,7 @@ async def page(parts: Parts, tenant: str, kind: str, limit: int, after: str) -> 
 
 
 async def own_files(parts: Parts, batch: Owned, described: bytes) -> None:
-    """What a batch has written belongs to its owner."""
+    """A batch's output files belong to its owner."""
     made = _described(described)
     for file_id in (made.output_file_id, made.error_file_id):
         if file_id and await parts.owned.owner(file_id) is None:
@@ -69,7 +69,7 @@ async def own_files(parts: Parts, batch: Owned, described: bytes) -> None:
 
 
 def shown_in(meta: Meta, described: bytes) -> Meta:
-    """The meta with the object's description, where that is small enough to be kept."""
+    """The meta with the object's description, if that is small enough to store."""
     with_object = {**meta, OBJECT: msgspec.Raw(described)}
     return with_object if len(msgspec.json.encode(with_object)) <= MAX_META else meta
 
@@ -82,9 +82,9 @@ async def _ask(parts: Parts, owned: Owned) -> bytes | None:
             Target(owned.upstream, ""), asked, limit=MAX_OBJECT_BYTES, within_s=ASK_S
         )
     except UpstreamBroken as error:
-        raise UpstreamFailed("the upstream's answer broke off", code="upstream_broken") from error
+        raise UpstreamFailed("the upstream's answer ended early", code="upstream_broken") from error
     if status in GONE:
-        if owned.kind == "file":  # a batch is booked all the same
+        if owned.kind == "file":  # a batch is booked anyway
             await parts.owned.forget(owned.id)
         return None
     if status != 200:
@@ -92,7 +92,7 @@ async def _ask(parts: Parts, owned: Owned) -> bytes | None:
     made = _described(body)
     if owned.kind == "batch":
         await own_files(parts, owned, body)
-        owned = await parts.owned.fresh(owned.id) or owned  # the gateway may have stopped it
+        owned = await parts.owned.fresh(owned.id) or owned  # shows whether the gateway stopped it
     if owned.kind == "file" or made.status in ENDED:
         await parts.owned.describe(owned.id, shown_in(owned.meta, body))
     return with_reason(body, owned) if owned.kind == "batch" else body
@@ -102,4 +102,4 @@ def _described(body: bytes) -> _Described:
     try:
         return msgspec.json.decode(body, type=_Described)
     except msgspec.DecodeError:
-        raise UpstreamFailed("the upstream's answer cannot be read") from None
+        raise UpstreamFailed("the upstream's answer is malformed") from None

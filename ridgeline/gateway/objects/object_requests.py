@@ -1,7 +1,7 @@
-"""Requests for things that are kept upstream: files, batches, stored responses. Only their owner sees them.
+"""Requests for objects that an upstream stores: files, batches, stored responses. Only their owner sees them.
 
-The gateway remembers which tenant made each object and where it lies; to everybody else it does not exist. A
-batch's file is read on its way: every line must be one that its key could have asked for by itself.
+The gateway stores the tenant and the upstream of each object; for other tenants it does not exist. A batch's
+file is checked on upload: every line must be a request that its key could have sent by itself.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from ridgeline.gateway.objects.listing import own_files, page, shown_in
 from ridgeline.gateway.objects.uploads import checked_batch_file, read_form
 from ridgeline.gateway.offload.offload import LARGE
 from ridgeline.gateway.pipeline.endpoints import FILES
-from ridgeline.gateway.pipeline.exchange import Exchange, Headers, Receive, Send
+from ridgeline.gateway.pipeline.exchange import GatewayExchange, Headers, Receive, Send
 from ridgeline.gateway.pipeline.forwarding import PASSED_BACK, passed_on
 from ridgeline.gateway.pipeline.own_requests import answer_json
 from ridgeline.gateway.pipeline.parts import Parts
@@ -42,14 +42,14 @@ from ridgeline.gateway.upstreams.attempts import UNSENT
 from ridgeline.gateway.upstreams.errors import UpstreamBroken
 from ridgeline.gateway.upstreams.opened import Attempt
 from ridgeline.gateway.upstreams.outgoing import Outgoing, Target
-from ridgeline.proxy.answer import Answer
+from ridgeline.proxy.answer import UpstreamAnswer
 from ridgeline.proxy.body import StoredBody, Stretch
 
 T = TypeVar("T")
 
 MAX_ID = 128
 MAX_PAGE = 100
-MAX_BATCH_BODY = LARGE  # bytes of POST /v1/batches: read on the event loop, and OpenAI's metadata fits
+MAX_BATCH_BODY = LARGE  # bytes of POST /v1/batches: parsed on the event loop; OpenAI's metadata fits
 _WORD = re.compile(r"[A-Za-z0-9_-]{1,64}")
 UPLOAD_FIELDS = frozenset({"file", "purpose", "expires_after[anchor]", "expires_after[seconds]"})
 KINDS = {"files": "file", "batches": "batch", "stored_responses": "response"}
@@ -64,7 +64,7 @@ class ObjectRequests:
         self._parts, self._batches = parts, batches
         self._config = parts.settings.gateway
 
-    async def answer(self, exchange: Exchange, receive: Receive, send: Send) -> None:
+    async def answer(self, exchange: GatewayExchange, receive: Receive, send: Send) -> None:
         exchange.wait_until(exchange.arrived + self._config.request_timeout_s, out_of_time)
         await reserve_request(self._parts, exchange)
         place = exchange.place
@@ -77,10 +77,10 @@ class ObjectRequests:
         else:
             await self._batch(exchange, receive, send)
 
-    # ---- what is there ----
+    # ---- reading ----
 
-    async def _one(self, exchange: Exchange, send: Send) -> None:
-        """Somebody else's object and none at all are told in the same words."""
+    async def _one(self, exchange: GatewayExchange, send: Send) -> None:
+        """Another tenant's object and a missing object get the same answer."""
         place = exchange.place
         kind = KINDS[place.endpoint.kind]
         find = self._parts.owned.fresh if kind == "batch" else self._parts.owned.owner
@@ -101,10 +101,10 @@ class ObjectRequests:
         else:
             await self._relay(exchange, answer, send)
 
-    async def _list(self, exchange: Exchange, send: Send) -> None:
-        """What this tenant has made, newest first."""
+    async def _list(self, exchange: GatewayExchange, send: Send) -> None:
+        """This tenant's objects, newest first."""
         asked = _query(exchange.query)
-        self._upstream()  # raises where nothing is kept
+        self._upstream()  # raises if no upstream stores objects
         listed = await page(
             self._parts,
             exchange.tenant,
@@ -116,9 +116,9 @@ class ObjectRequests:
         exchange.started = True
         await answer_json(send, 200, listed, [(b"x-request-id", exchange.id.encode())])
 
-    # ---- what is made ----
+    # ---- creating ----
 
-    async def _upload(self, exchange: Exchange, receive: Receive, send: Send) -> None:
+    async def _upload(self, exchange: GatewayExchange, receive: Receive, send: Send) -> None:
         form = await read_form(self._parts, exchange, receive)
         meta: Meta = {}
         changes: dict[str, bytes | Stretch] = {}
@@ -126,14 +126,14 @@ class ObjectRequests:
         unknown = form.names - UPLOAD_FIELDS
         if unknown:
             name = min(unknown)
-            raise BadRequest(f"{name}: no such field; known: {', '.join(sorted(UPLOAD_FIELDS))}", param=name)
+            raise BadRequest(f"{name}: unknown field; known: {', '.join(sorted(UPLOAD_FIELDS))}", param=name)
         for name in form.names - {"file"}:
             if not _WORD.fullmatch(form.text(name)):
                 raise BadRequest(f"{name}: must be a word or a number", param=name)
         if form.text("purpose") == "batch":
             content = form.content("file")
             if content is None:
-                raise BadRequest("file: is missing", code="missing_field", param="file")
+                raise BadRequest("file: this field is required", code="missing_field", param="file")
             changes["file"], batch = await checked_batch_file(
                 self._parts, exchange, content, self._upstream(), guard
             )
@@ -147,7 +147,7 @@ class ObjectRequests:
         )
         await self._relay_made(exchange, answer, "file", meta, send)
 
-    async def _batch(self, exchange: Exchange, receive: Receive, send: Send) -> None:
+    async def _batch(self, exchange: GatewayExchange, receive: Receive, send: Send) -> None:
         config = self._config
         exchange.body = await exchange.read_body(
             receive,
@@ -171,7 +171,7 @@ class ObjectRequests:
             own = {name: value for name, value in exchange.fields.items() if name != "input_file_id"}
             guarded = (await guard.request("batches", own, exchange.tenant)).fields
             exchange.fields = {**guarded, "input_file_id": exchange.fields["input_file_id"]}
-        exchange.stay()  # a batch that was made and is not remembered would never be booked
+        exchange.stay()  # a created batch without a record would never be booked
         order = await order_batch(self._parts, exchange, owned)
         headers: Headers = [(b"content-type", b"application/json")]
         sent, tried = write_fields(exchange.fields), list[Attempt]()
@@ -181,18 +181,18 @@ class ObjectRequests:
             )
         except GatewayError:
             if all(400 <= one.status < 500 or one.cause in UNSENT for one in tried):
-                with contextlib.suppress(GatewayError):  # the order stays, and is dropped later
+                with contextlib.suppress(GatewayError):  # the order stays and is dropped later
                     await drop_order(self._parts, order)
             raise
         body = await self._read(exchange, answer)
         if answer.status >= 400:
             await drop_order(self._parts, order)
         elif not await self._parts.owned.rename(order.id, _read_json(body, _Made).id, "batch"):
-            raise UpstreamFailed("the upstream gave an id that it had given before")
+            raise UpstreamFailed("the upstream returned an id that is already in use")
         await self._send(exchange, answer, body, send)
 
-    def _check_scope(self, exchange: Exchange, meta: BatchMeta) -> None:
-        """Another key of the team may have put the file there, with more to its scope than this one has."""
+    def _check_scope(self, exchange: GatewayExchange, meta: BatchMeta) -> None:
+        """Another key of the team, with a wider scope, may have uploaded the file."""
         key = exchange.key
         assert key is not None
         if not allows(key.models, meta.model):
@@ -203,28 +203,30 @@ class ObjectRequests:
                 message = f"input_file_id: this key may not use the endpoint {name!r}"
                 raise Forbidden(message, code="endpoint_not_allowed", param="input_file_id")
 
-    # ---- there and back ----
+    # ---- calling the upstream ----
 
     def _upstream(self) -> str:
         upstream = self._parts.settings.objects_upstream
         if upstream is None:
-            raise Unavailable("no upstream keeps files and batches here", status=501, code="not_supported")
+            raise Unavailable(
+                "this gateway has no upstream for files and batches", status=501, code="not_supported"
+            )
         return upstream
 
-    def _guard(self, exchange: Exchange) -> Guard | None:
+    def _guard(self, exchange: GatewayExchange) -> Guard | None:
         assert exchange.key is not None
         return self._parts.guards.policy(exchange.key.guard)
 
     async def _ask(
         self,
-        exchange: Exchange,
+        exchange: GatewayExchange,
         upstream: str,
         method: str,
         path: str,
         body: bytes | StoredBody,
         headers: Headers,
         attempts: list[Attempt] | None = None,
-    ) -> Answer:
+    ) -> UpstreamAnswer:
         key, team = exchange.key, exchange.team
         assert key is not None
         headers = [(b"x-request-id", exchange.id.encode()), *passed_on(exchange), *headers]
@@ -245,18 +247,18 @@ class ObjectRequests:
         exchange.row.upstream, exchange.row.attempts = upstream, len(opened.attempts)
         return opened.answer
 
-    async def _read(self, exchange: Exchange, answer: Answer) -> bytes:
+    async def _read(self, exchange: GatewayExchange, answer: UpstreamAnswer) -> bytes:
         try:
             body: bytes = await exchange.answering.read(self._config.max_answer_bytes)
         except UpstreamBroken as error:
-            raise UpstreamFailed("the upstream's answer broke off", code="upstream_broken") from error
+            raise UpstreamFailed("the upstream's answer ended early", code="upstream_broken") from error
         exchange.answering.close(answer.status < 500)
         return body
 
     async def _relay_made(
-        self, exchange: Exchange, answer: Answer, kind: str, meta: Meta, send: Send
+        self, exchange: GatewayExchange, answer: UpstreamAnswer, kind: str, meta: Meta, send: Send
     ) -> None:
-        """Nobody learns an id before the gateway remembers whose it is."""
+        """Store the owner before the client gets the id."""
         body = await self._read(exchange, answer)
         if answer.status < 300:
             made = _read_json(body, _Made)
@@ -265,11 +267,11 @@ class ObjectRequests:
             if not await self._parts.owned.remember(
                 made.id, exchange.tenant, exchange.row.upstream, kind=kind, meta=meta
             ):
-                raise UpstreamFailed("the upstream gave an id that it had given before")
+                raise UpstreamFailed("the upstream returned an id that is already in use")
         await self._send(exchange, answer, body, send)
 
-    async def _relay(self, exchange: Exchange, answer: Answer, send: Send) -> None:
-        """In pieces: a file's content may be larger than one wants in memory."""
+    async def _relay(self, exchange: GatewayExchange, answer: UpstreamAnswer, send: Send) -> None:
+        """Relay in pieces: a file's content may be too large for memory."""
         exchange.end_as("ok" if answer.status < 400 else "refused", answer.status)
         exchange.started = True
         headers = [one for one in answer.headers if one[0] in PASSED_BACK or one[0] == b"content-length"]
@@ -282,12 +284,12 @@ class ObjectRequests:
                 await send({"type": "http.response.body", "body": data, "more_body": True})
                 exchange.wait_until(total, out_of_time)
         except UpstreamBroken as error:
-            # Not ended: the server closes the connection, and the client sees that the body is not whole.
-            raise UpstreamFailed("the upstream's answer broke off", code="upstream_broken") from error
+            # Not ended: the server closes the connection, so the client sees an incomplete body.
+            raise UpstreamFailed("the upstream's answer ended early", code="upstream_broken") from error
         exchange.answering.close(answer.status < 500)
         await send({"type": "http.response.body", "body": b""})
 
-    async def _send(self, exchange: Exchange, answer: Answer, body: bytes, send: Send) -> None:
+    async def _send(self, exchange: GatewayExchange, answer: UpstreamAnswer, body: bytes, send: Send) -> None:
         exchange.end_as("ok" if answer.status < 400 else "refused", answer.status)
         exchange.started = True
         headers = [one for one in answer.headers if one[0] in PASSED_BACK]
@@ -296,8 +298,8 @@ class ObjectRequests:
         await send({"type": "http.response.body", "body": body})
 
 
-def _path(exchange: Exchange) -> str:
-    """Made anew from what was understood, never the client's own text."""
+def _path(exchange: GatewayExchange) -> str:
+    """Built from the parsed path and query, never from the client's text."""
     place = exchange.place
     base = {"files": "/v1/files", "batches": "/v1/batches", "stored_responses": "/v1/responses"}[
         place.endpoint.kind
@@ -309,7 +311,7 @@ def _read_json(body: bytes | msgspec.Raw, kind: type[T]) -> T:
     try:
         return msgspec.json.decode(body, type=kind)
     except msgspec.DecodeError:
-        raise UpstreamFailed("the upstream's answer cannot be read") from None
+        raise UpstreamFailed("the upstream's answer is malformed") from None
 
 
 def _query(query: bytes) -> dict[str, str]:

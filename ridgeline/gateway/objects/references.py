@@ -14,7 +14,7 @@ import msgspec
 from ridgeline.gateway.body import Fields
 from ridgeline.gateway.errors import BadRequest, NotFound
 from ridgeline.gateway.offload.offload import is_large, plain
-from ridgeline.gateway.pipeline.exchange import Exchange
+from ridgeline.gateway.pipeline.exchange import GatewayExchange
 from ridgeline.gateway.pipeline.job import Job
 from ridgeline.gateway.pipeline.parts import Parts
 
@@ -67,7 +67,7 @@ def references(kind: str, fields: Fields) -> list[Reference]:
     return found
 
 
-async def check_references(parts: Parts, exchange: Exchange, job: Job) -> None:
+async def check_references(parts: Parts, exchange: GatewayExchange, job: Job) -> None:
     """NotFound for an id of another tenant; sends the request to the upstream of its objects."""
     kind = exchange.place.endpoint.kind
     if is_large(exchange.fields) and kind in KINDS:

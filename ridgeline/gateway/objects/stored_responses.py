@@ -12,7 +12,7 @@ import msgspec
 from ridgeline.gateway.body import field
 from ridgeline.gateway.dialects.streams.events import end_of_last
 from ridgeline.gateway.errors import BadRequest, NotFound
-from ridgeline.gateway.pipeline.exchange import Exchange
+from ridgeline.gateway.pipeline.exchange import GatewayExchange
 from ridgeline.gateway.pipeline.job import Job
 from ridgeline.gateway.pipeline.parts import Parts
 
@@ -22,7 +22,7 @@ NULL = msgspec.Raw(b"null")
 _ID = re.compile(rb'"id"\s*:\s*"(resp[-_A-Za-z0-9]{1,120})"')
 
 
-async def continue_response(parts: Parts, exchange: Exchange, job: Job) -> None:
+async def continue_response(parts: Parts, exchange: GatewayExchange, job: Job) -> None:
     """For a request that continues a response: check the owner, and use the response's upstream."""
     if field(exchange.fields, "background", bool, False):
         raise BadRequest(
@@ -49,14 +49,14 @@ async def continue_response(parts: Parts, exchange: Exchange, job: Job) -> None:
         )
 
 
-async def remember_response(parts: Parts, exchange: Exchange, data: bytes) -> None:
+async def remember_response(parts: Parts, exchange: GatewayExchange, data: bytes) -> None:
     """Record the owner before the client reads the id. `data`: the answer, or the beginning of its stream."""
     found = _ID.search(data) if is_stored(exchange) else None
     if found is not None:
         await parts.owned.remember(found[1].decode(), exchange.tenant, exchange.row.upstream, "response", {})
 
 
-def is_stored(exchange: Exchange) -> bool:
+def is_stored(exchange: GatewayExchange) -> bool:
     return field(exchange.fields, "store", bool, True)
 
 

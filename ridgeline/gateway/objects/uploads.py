@@ -1,4 +1,4 @@
-"""Uploads: multipart bodies read to disk as they arrive, and batch files among them checked line by line."""
+"""Uploads: multipart bodies are written to disk as they arrive; batch files are checked line by line."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from ridgeline.gateway.objects.batch_meta import BatchMeta
 from ridgeline.gateway.objects.forms import Form, FormReader
 from ridgeline.gateway.objects.references import owner_of
 from ridgeline.gateway.offload.offload import LARGE
-from ridgeline.gateway.pipeline.exchange import Exchange, Receive
+from ridgeline.gateway.pipeline.exchange import GatewayExchange, Receive
 from ridgeline.gateway.pipeline.parts import Parts
 from ridgeline.proxy.body import Stretch
 
 
-async def read_form(parts: Parts, exchange: Exchange, receive: Receive) -> Form:
+async def read_form(parts: Parts, exchange: GatewayExchange, receive: Receive) -> Form:
     """The request's form. Its files on disk are removed when the request ends."""
     config = parts.settings.gateway
     assert exchange.key is not None
@@ -34,9 +34,9 @@ async def read_form(parts: Parts, exchange: Exchange, receive: Receive) -> Form:
 
 
 async def checked_batch_file(
-    parts: Parts, exchange: Exchange, content: bytes | Stretch, upstream: str, guard: Guard | None
+    parts: Parts, exchange: GatewayExchange, content: bytes | Stretch, upstream: str, guard: Guard | None
 ) -> tuple[bytes | Stretch, BatchMeta]:
-    """The file as the upstream is to see it, and what the gateway remembers of it."""
+    """The file for the upstream, and the gateway's meta for it."""
     assert exchange.key is not None
     policy = guard.config.name if guard is not None else ""
     uploader = Uploader(exchange.tenant, exchange.key, policy)
@@ -58,5 +58,7 @@ async def checked_batch_file(
         changed = written.getvalue()
     for reference in batch.references:
         if await owner_of(parts, exchange.tenant, reference) != upstream:
-            raise NotFound(f"{reference.field}: the {reference.what} lies at another upstream", param="file")
+            raise NotFound(
+                f"{reference.field}: the {reference.what} is stored at another upstream", param="file"
+            )
     return changed, batch.meta

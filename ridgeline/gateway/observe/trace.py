@@ -12,7 +12,7 @@ MAX_ATTEMPTS = 16  # upstreams of a request that have a span
 
 @dataclass(slots=True)
 class UpstreamSpan:
-    """An upstream that was asked."""
+    """One upstream request."""
 
     upstream: str
     span_id: str
@@ -20,7 +20,7 @@ class UpstreamSpan:
 
 
 class Trace:
-    """One request's place in a trace."""
+    """One request's position in a trace."""
 
     __slots__ = ("attempts", "context", "parent_id")
 
@@ -30,7 +30,7 @@ class Trace:
         self.attempts: list[UpstreamSpan] = []
 
     def traceparent(self, upstream: str = "") -> bytes:
-        """For one more upstream that is asked. Unsampled, the client's own header goes on as it is."""
+        """The header for one more upstream request. If not sampled, the client's own header is passed on."""
         if not self.context.sampled or len(self.attempts) >= MAX_ATTEMPTS:
             return self.context.traceparent()
         self.attempts.append(UpstreamSpan(upstream, new_span_id(), time.monotonic()))

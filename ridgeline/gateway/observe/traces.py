@@ -1,7 +1,7 @@
-"""Tracer: the gateway's spans, after the GenAI semantic conventions, from what a request's row knows.
+"""Tracer: the gateway's spans, by the GenAI semantic conventions, made from a request's row.
 
-The pipeline calls `begin` with the client's header, sends `traceparent()` to each upstream it asks, and calls
-`finish` once. A client's trace is continued, its decision to sample kept; others are sampled here.
+The pipeline calls `begin` with the client's header, sends `traceparent()` to each upstream, and calls
+`finish` once. A client's trace and sampling decision are continued; other requests are sampled here.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import random
 from ridgeline.gateway.accounting.row import LedgerRow
 from ridgeline.gateway.observe.config import ObserveConfig
 from ridgeline.gateway.observe.trace import Trace, UpstreamSpan
-from ridgeline.gateway.pipeline.exchange import Exchange
+from ridgeline.gateway.pipeline.exchange import GatewayExchange
 from ridgeline.telemetry.traces import (
     Attributes,
     Span,
@@ -20,7 +20,7 @@ from ridgeline.telemetry.traces import (
     read_traceparent,
 )
 
-# By the ledger's name of an endpoint; others go by that name.
+# By the ledger's name of an endpoint; other endpoints keep that name.
 OPERATIONS = {
     "chat": "chat",
     "messages": "chat",
@@ -32,7 +32,7 @@ OPERATIONS = {
 
 class Tracer:
     def __init__(self, config: ObserveConfig, providers: dict[str, str] | None = None) -> None:
-        """providers: what kind each upstream is. OptionError without the extra `otel`."""
+        """providers: the kind of each upstream. OptionError without the extra `otel`."""
         self._config = config
         self._providers = providers or {}
         self._export = SpanExport(config.otlp_endpoint, "ridgeline-gateway", config.trace_queue)
@@ -42,7 +42,7 @@ class Tracer:
         return self._export.dropped
 
     def begin(self, traceparent: bytes | None) -> Trace | None:
-        """None: this request is in no trace, and nothing more is to be done for it."""
+        """None: this request is not traced."""
         if traceparent is not None and self._config.trust_traceparent:
             context = read_traceparent(traceparent)
             if context is not None:
@@ -51,7 +51,7 @@ class Tracer:
             return None
         return Trace(new_trace_id(), "", True)
 
-    def finish(self, exchange: Exchange) -> None:
+    def finish(self, exchange: GatewayExchange) -> None:
         trace = exchange.trace
         if trace is None or not trace.context.sampled:
             return
@@ -72,7 +72,7 @@ class Tracer:
     def spans(
         self, trace: Trace, row: LedgerRow, arrived: float, asked_at: float | None, first_at: float | None
     ) -> list[Span]:
-        """The request, and below it the wait for its turn, the upstreams asked, and the answer's stream."""
+        """The request's span with children: time in the queue, upstream requests, the answer's stream."""
         end = arrived + row.total_ms / 1e3
         request = Span(
             _name(row),
@@ -152,7 +152,7 @@ class Tracer:
 
 
 def _answered(trace: Trace, row: LedgerRow) -> UpstreamSpan | None:
-    """The last attempt at the upstream that the answer came from: hedged ones may lie behind it."""
+    """The last attempt at the upstream that answered: hedged attempts may follow it."""
     return next((one for one in reversed(trace.attempts) if one.upstream in (row.upstream, "")), None)
 
 

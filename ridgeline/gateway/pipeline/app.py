@@ -1,7 +1,7 @@
-"""The gateway's ASGI app: every request comes in and goes out here, whatever happens to it in between.
+"""The gateway's ASGI app: the entry and exit of every request.
 
-It finds the endpoint, asks for the key, hands over to the handler of that kind of endpoint, turns errors into
-answers, and ends each request exactly once: limits settled, row written, figures counted.
+It finds the endpoint, checks the key, calls the handler of that kind of endpoint, turns errors into answers,
+and ends each request exactly once: limits settled, row written, metrics counted.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from ridgeline.gateway.errors import BadRequest, ClientGone, Forbidden, GatewayE
 from ridgeline.gateway.objects.batch_booking import BatchBooking
 from ridgeline.gateway.objects.object_requests import ObjectRequests
 from ridgeline.gateway.pipeline.endpoints import HEALTH, HOME, Place, find
-from ridgeline.gateway.pipeline.exchange import ANONYMOUS, Exchange, Receive, Scope, Send
+from ridgeline.gateway.pipeline.exchange import ANONYMOUS, GatewayExchange, Receive, Scope, Send
 from ridgeline.gateway.pipeline.finishing import Booking, Finishing
 from ridgeline.gateway.pipeline.model_requests import ModelRequests
 from ridgeline.gateway.pipeline.own_requests import OwnRequests
@@ -46,7 +46,7 @@ class Gateway:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
-            raise RuntimeError(f"the gateway takes HTTP requests, not {scope['type']}")
+            raise RuntimeError(f"the gateway serves HTTP requests, not {scope['type']}")
         place = find(scope["method"], scope["path"])
         if not isinstance(place, Place):
             await self._refuse_path(scope, place, send)
@@ -61,7 +61,7 @@ class Gateway:
         if place.endpoint is HOME:
             await self._own.home(send)
             return
-        exchange = Exchange(place, scope)
+        exchange = GatewayExchange(place, scope)
         self._live.add(exchange)
         try:
             await self._answer(exchange, receive, send)
@@ -84,7 +84,7 @@ class Gateway:
             else:
                 await self._refuse(exchange, error, send)
         except Exception as error:
-            # The type and the place, never the text: a message of ours could hold a client's words.
+            # Log the type and the location, never the message: it could hold a client's text.
             where = "".join(traceback.format_tb(error.__traceback__))
             extra = {"request_id": exchange.id, "kind": type(error).__name__, "traceback": where}
             log.error("unexpected error", extra=extra)
@@ -96,10 +96,10 @@ class Gateway:
             self._finishing.finish(exchange)
 
     async def drained(self) -> None:
-        """When the rows of all that has ended are with the ledger."""
+        """Wait until the ledger has the rows of all ended requests."""
         await self._finishing.drained()
 
-    async def _answer(self, exchange: Exchange, receive: Receive, send: Send) -> None:
+    async def _answer(self, exchange: GatewayExchange, receive: Receive, send: Send) -> None:
         if self._parts.tracer is not None:
             exchange.trace = self._parts.tracer.begin(exchange.headers.get(b"traceparent"))
         exchange.key = key = self._authenticate(exchange)
@@ -118,7 +118,7 @@ class Gateway:
         else:
             await self._own.models(exchange, send)
 
-    def _authenticate(self, exchange: Exchange) -> Key:
+    def _authenticate(self, exchange: GatewayExchange) -> Key:
         headers = exchange.headers
         given = headers.get(b"authorization", b"")
         secret = (
@@ -131,18 +131,18 @@ class Gateway:
         key = self._policy.policy.lookup(secret.decode("latin-1"))
         if key is None:
             if not self._require_keys:
-                return ANONYMOUS  # clients' libraries insist on sending some key
+                return ANONYMOUS  # client libraries always send some key
             raise self._policy.policy.refusal(secret.decode("latin-1"))
         return key
 
-    def _left(self, exchange: Exchange) -> None:
-        """499 is what nginx logs for it: no client sees it."""
+    def _left(self, exchange: GatewayExchange) -> None:
+        """Uses nginx's status 499: no client sees it."""
         exchange.end_as("client_gone", 499, "client_gone")
 
-    async def _refuse(self, exchange: Exchange, error: GatewayError, send: Send) -> None:
+    async def _refuse(self, exchange: GatewayExchange, error: GatewayError, send: Send) -> None:
         exchange.end_as(_outcome(error, exchange), error.status, error.code)
         if exchange.started:
-            return  # the handler has said what can be said in a stream that has begun
+            return  # the handler has already sent an error event in a stream that has begun
         exchange.started = True
         body = error_body(
             exchange.place.endpoint.family,
@@ -160,7 +160,7 @@ class Gateway:
             *((name.encode(), value.encode()) for name, value in error.headers.items()),
         ]
         try:
-            # A client that takes nothing keeps nobody: the sweep ends this too.
+            # The sweep also ends a send to a client that does not read.
             exchange.wait_until(time.monotonic() + 10.0, lambda: error)
             await send({"type": "http.response.start", "status": error.status, "headers": headers})
             await send({"type": "http.response.body", "body": body})
@@ -170,15 +170,15 @@ class Gateway:
     async def _refuse_path(self, scope: Scope, allowed: tuple[str, ...], send: Send) -> None:
         if allowed:
             error: GatewayError = BadRequest(
-                f"{scope['method'][:16]} is not answered here; use {' or '.join(allowed)}",
+                f"{scope['method'][:16]} is not allowed here; use {' or '.join(allowed)}",
                 status=405,
                 code="method_not_allowed",
                 headers={"allow": ", ".join(allowed)},
             )
         else:
             error = NotFound(
-                "no such path: there are /v1/chat/completions, /v1/completions, /v1/responses, /v1/messages, "
-                "/v1/embeddings, /v1/rerank, /v1/models and what else docs/gateway.md lists"
+                "no such path; use /v1/chat/completions, /v1/completions, /v1/responses, /v1/messages, "
+                "/v1/embeddings, /v1/rerank, /v1/models or another path of docs/gateway.md"
             )
         await self._refuse_early(scope, error, send)
 
@@ -202,14 +202,14 @@ def _host_and_origin(scope: Scope) -> tuple[str, str | None]:
     return headers.get(b"host", b"").decode("latin-1"), None if origin is None else origin.decode("latin-1")
 
 
-def _id_headers(exchange: Exchange) -> list[tuple[bytes, bytes]]:
+def _id_headers(exchange: GatewayExchange) -> list[tuple[bytes, bytes]]:
     name = exchange.id.encode()
     if exchange.place.endpoint.family == "anthropic":
-        return [(b"x-request-id", name), (b"request-id", name)]  # where Anthropic's clients look
+        return [(b"x-request-id", name), (b"request-id", name)]  # read by Anthropic's clients
     return [(b"x-request-id", name)]
 
 
-def _outcome(error: GatewayError, exchange: Exchange) -> Outcome:
+def _outcome(error: GatewayError, exchange: GatewayExchange) -> Outcome:
     if error.status == 429:
         return "upstream_failed" if exchange.attempts else "limited"
     if error.code == "content_blocked":

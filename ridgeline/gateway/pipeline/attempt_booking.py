@@ -1,7 +1,7 @@
-"""AttemptBooking: every attempt that an upstream may bill is written ahead, and ends in a row.
+"""AttemptBooking: writes every attempt that an upstream may bill ahead, and books it in a row.
 
-The row of a request books the attempt that answered, or the last one. Attempts before it and hedges beside it
-that a hosted upstream may have computed have rows of their own: the request's id, a dot and their number.
+The row of a request books the attempt that answered, or the last one. Earlier attempts and hedges that a
+hosted upstream may have computed have separate rows: the request's id, a dot and their number.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from ridgeline.gateway.accounting.estimate import unseen_tokens
 from ridgeline.gateway.accounting.row import LedgerRow, Opening
 from ridgeline.gateway.accounting.usage import Usage
 from ridgeline.gateway.pipeline.estimating import Estimates, limit_tokens
-from ridgeline.gateway.pipeline.exchange import Begun, Exchange
+from ridgeline.gateway.pipeline.exchange import Begun, GatewayExchange
 from ridgeline.gateway.pipeline.parts import Parts
 from ridgeline.gateway.upstreams.attempts import UNSENT
 from ridgeline.gateway.upstreams.opened import Attempt
@@ -28,8 +28,8 @@ class AttemptBooking:
         self._hosted = {one.name for one in parts.settings.upstreams if one.kind != "ridgeline"}
         self._read_on_s = {one.name: one.reads_on_s for one in parts.settings.upstreams}
 
-    def begin(self, exchange: Exchange, target: Target) -> int:
-        """Write the next attempt ahead; its number. Unavailable where the ledger takes no more."""
+    def begin(self, exchange: GatewayExchange, target: Target) -> int:
+        """Write the next attempt ahead; returns its number. Unavailable if the ledger is full."""
         row, begun = exchange.row, exchange.begun
         noted = _noted(exchange)
         self._book(exchange, [one for one in begun if one.number in noted], noted)
@@ -57,19 +57,19 @@ class AttemptBooking:
         self._parts.ledger.open(opening)
         exchange.asked_at = time.monotonic()
         begun.append(Begun(opening.request_id, number, target, exchange.asked_at))
-        exchange.late_usage = True  # until its end has come only the upstream knows what it used
+        exchange.late_usage = True  # until it ends only the upstream knows its usage
         exchange.read_on_s = self._read_on_s[target.upstream]
         return number
 
-    def end(self, exchange: Exchange) -> None:
-        """The request has ended: book what its own row does not."""
+    def end(self, exchange: GatewayExchange) -> None:
+        """The request has ended: book the attempts that its own row does not."""
         if not exchange.begun:
             return
         noted = _noted(exchange)
         answered = [one for one in exchange.begun if one.number in noted and not noted[one.number].cause]
         own = answered[-1] if exchange.opened is not None and answered else exchange.begun[-1]
         if exchange.opened is None and not _may_be_billed(noted.get(own.number)):
-            # Of a failure our own server knows what it computed; a hosted one does not bill it.
+            # A ridgeline server reports the usage of a failure; a hosted one does not bill it.
             exchange.late_usage &= own.target.upstream not in self._hosted
         own.is_booked = True
         self._book(exchange, exchange.begun, noted, free=own.id)
@@ -77,7 +77,7 @@ class AttemptBooking:
         exchange.begun = []
 
     def _book(
-        self, exchange: Exchange, some: Iterable[Begun], noted: dict[int, Attempt], free: str = ""
+        self, exchange: GatewayExchange, some: Iterable[Begun], noted: dict[int, Attempt], free: str = ""
     ) -> None:
         """Rows of attempts that may be billed. free: the opening of the attempt of the request's own row."""
         main = exchange.row.request_id
@@ -95,7 +95,7 @@ class AttemptBooking:
             usage.source = "estimated"
             self._close(exchange, id, one.target, usage, attempt.cause if attempt else "hedged", seconds)
 
-    def _close_others(self, exchange: Exchange) -> None:
+    def _close_others(self, exchange: GatewayExchange) -> None:
         """Openings that no row has closed: a restart would book them as lost."""
         ids = {one.id: one for one in exchange.begun if one.id != exchange.row.request_id}
         for id, one in ids.items():
@@ -103,7 +103,7 @@ class AttemptBooking:
                 self._close(exchange, id, one.target, Usage(), "not_billed", 0.0)
 
     def _close(
-        self, exchange: Exchange, id: str, target: Target, usage: Usage, cause: str, seconds: float
+        self, exchange: GatewayExchange, id: str, target: Target, usage: Usage, cause: str, seconds: float
     ) -> None:
         parts, main = self._parts, exchange.row
         row = LedgerRow(id, main.at_ms, **{name: getattr(main, name) for name in COPIED[1:]})
@@ -123,11 +123,11 @@ class AttemptBooking:
         parts.metrics.spent(row)
 
 
-def _noted(exchange: Exchange) -> dict[int, Attempt]:
-    """What came of the attempts that have ended, by their number."""
+def _noted(exchange: GatewayExchange) -> dict[int, Attempt]:
+    """Outcomes of ended attempts, by number."""
     return {one.number: one for one in exchange.attempts if one.number}
 
 
 def _may_be_billed(attempt: Attempt | None) -> bool:
-    """None: still under way. An answer with an error status, or no request that was sent, is not billed."""
+    """None: still running. An error status, or a request that was not sent, is not billed."""
     return attempt is None or (attempt.status == 0 and attempt.cause not in UNSENT)

@@ -1,8 +1,8 @@
 """cache_salt: keeps tenants apart in the prefix cache of an upstream that they share.
 
 Without a salt a tenant can find out what another has sent: `cached_tokens` and the time to the first token
-say whether a prompt's beginning has been computed before. `Forwarding` and `batch_files` call `salted` for
-every request to an upstream that knows the field.
+reveal whether a prompt's beginning was computed before. `Forwarding` and `batch_files` call `salted` for
+every request to an upstream that supports the field.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""Cascading: the cheap model is asked first; its answer goes out if it was sure, else the strong one's.
+"""Cascading: asks the cheap model first; sends its answer if it was confident, else asks the strong model.
 
-Both are upstream calls of their own, so both have a row: the cheap answer that was not good enough under the
-request's id, the strong one's under that id with `.strong` behind it.
+Both are separate upstream requests, so both have a row: the rejected cheap answer under the request's id, the
+strong one's under that id with the suffix `.strong`.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 from ridgeline.gateway.accounting.row import LedgerRow
 from ridgeline.gateway.errors import ClientGone, UpstreamFailed
 from ridgeline.gateway.pipeline.estimating import limit_tokens
-from ridgeline.gateway.pipeline.exchange import Exchange, Send
+from ridgeline.gateway.pipeline.exchange import GatewayExchange, Send
 from ridgeline.gateway.pipeline.finishing import Booking
 from ridgeline.gateway.pipeline.forwarding import Forwarding, Whole
 from ridgeline.gateway.pipeline.job import Job
@@ -21,7 +21,7 @@ class Cascading:
     def __init__(self, parts: Parts, forwarding: Forwarding, booking: Booking) -> None:
         self._parts, self._forwarding, self._booking = parts, forwarding, booking
 
-    async def forward(self, exchange: Exchange, job: Job, send: Send) -> None:
+    async def forward(self, exchange: GatewayExchange, job: Job, send: Send) -> None:
         decision = job.decision
         assert decision is not None
         assert decision.cascade is not None
@@ -36,7 +36,7 @@ class Cascading:
             whole = await self._forwarding.whole(exchange, job)
         except UpstreamFailed as error:
             if exchange.opened is not None:
-                exchange.opened.abort()  # an answer that broke off still holds its place
+                exchange.opened.abort()  # an interrupted answer still holds its slot
             exchange.end_as("upstream_failed", error.status, error.code)
         else:
             if whole.status < 400:
@@ -55,7 +55,7 @@ class Cascading:
         self._escalate(exchange, job, confidence)
         await self._forwarding.forward(exchange, job, send)
 
-    def _escalate(self, exchange: Exchange, job: Job, confidence: float | None) -> None:
+    def _escalate(self, exchange: GatewayExchange, job: Job, confidence: float | None) -> None:
         parts, decision = self._parts, job.decision
         assert decision is not None
         assert job.routing_request is not None

@@ -1,4 +1,4 @@
-"""Every path the gateway answers, in one table: its name in scopes and rows, and how it is handled."""
+"""The table of all paths of the gateway: the name in scopes and rows, and the handler."""
 
 from __future__ import annotations
 
@@ -6,17 +6,17 @@ from typing import Literal
 
 import msgspec
 
-# model: the body names a model, the request goes where that model is.
-# object: files, batches, stored responses: goes where the object is, and only to its owner.
-# own: answered here.
+# model: the body names a model; sent to that model's upstream.
+# object: files, batches, stored responses; sent to the object's upstream, for its owner only.
+# own: answered by the gateway itself.
 Handling = Literal["model", "object", "own"]
 
 
 class Endpoint(msgspec.Struct, frozen=True):
-    name: str  # as scopes and the ledger call it
+    name: str  # its name in scopes and the ledger
     handling: Handling = "model"
     family: Literal["openai", "anthropic"] = "openai"
-    kind: str = ""  # of body, as the dialects call it
+    kind: str = ""  # of body, by its name in the dialects
     multipart: bool = False
 
 
@@ -88,7 +88,7 @@ NAMES: tuple[str, ...] = tuple(
 
 
 class Place(msgspec.Struct, frozen=True):
-    """Where a request wants to go: the endpoint, and the object it names, if any."""
+    """The target of a request: the endpoint, and the object that it names, if any."""
 
     endpoint: Endpoint
     object_id: str = ""
@@ -101,7 +101,7 @@ _KNOWN_PATHS = frozenset(path for _, path in _plain)
 
 
 def find(method: str, path: str) -> Place | tuple[str, ...]:
-    """The place, or the methods that this path knows (none: no such path)."""
+    """The place, or the methods that this path supports (none: no such path)."""
     place = _plain.get((method, path))
     if place is not None:
         return place

@@ -1,6 +1,6 @@
-"""Estimates: fills in what no upstream has reported of a request that it may bill.
+"""Estimates: fills in usage that an upstream may bill but has not reported.
 
-Texts are counted with the tokenizer that [[models]] names, else by the formula of `accounting.estimate`.
+Texts are counted with the tokenizer of [[models]], else by the formula of `accounting.estimate`.
 """
 
 from __future__ import annotations
@@ -26,19 +26,19 @@ from ridgeline.gateway.dialects.counts import AUDIO
 from ridgeline.gateway.errors import GatewayError
 from ridgeline.gateway.objects.audio_length import audio_length_s
 from ridgeline.gateway.offload.offload import LARGE, plain
-from ridgeline.gateway.pipeline.exchange import Exchange
+from ridgeline.gateway.pipeline.exchange import GatewayExchange
 from ridgeline.gateway.pipeline.parts import Parts
 from ridgeline.gateway.pipeline.reservations import GENERATING, most_used
 from ridgeline.gateway.upstreams.outgoing import Target
 
 FREE = frozenset({"count_tokens"})  # kinds that no provider bills
-AUDIO_PER_S = 10  # tokens of a second of sound that is read,
-SPEECH_PER_S = 21  # and of one that is spoken, as OpenAI counts
-SPOKEN_PER_S = 12  # characters of text: rather slow, so that the sound is rather long
+AUDIO_PER_S = 10  # tokens per second of audio input,
+SPEECH_PER_S = 21  # and of audio output, as OpenAI counts
+SPOKEN_PER_S = 12  # characters per second: a slow rate, so that the audio is estimated long
 
 
 class OutputBound(NamedTuple):
-    """answers: how many are written in parallel, 0 where a kind has no output. limit: tokens of one."""
+    """answers: number of parallel answers, 0 for a kind without output. limit: tokens of one answer."""
 
     answers: int
     limit: int | None
@@ -49,20 +49,18 @@ class Estimates:
         self._catalog, self._prices = parts.catalog, parts.prices
         self._offload = parts.offload
         self._counts = TokenizerCounts()
-        self._weighing = (
-            asyncio.Lock()
-        )  # of one piece of an answer: the event loop does not run many in a row
+        self._weighing = asyncio.Lock()  # of one piece of an answer: bounds the time on the event loop
 
-    def is_due(self, exchange: Exchange) -> bool:
-        """An upstream may bill the request and has not reported all of what it used."""
+    def is_due(self, exchange: GatewayExchange) -> bool:
+        """Whether an upstream may bill the request and has not reported all of its usage."""
         if exchange.place.endpoint.kind in FREE:
             return False
         if exchange.usage is not None:
             return exchange.usage.source == "estimated"
         return exchange.late_usage or exchange.answer is not None
 
-    def is_slow(self, exchange: Exchange) -> bool:
-        """The count needs a tokenizer, which runs in a thread or an offload process, or many steps."""
+    def is_slow(self, exchange: GatewayExchange) -> bool:
+        """Whether the count needs a tokenizer, in a thread or an offload process, or many steps."""
         if not self.is_due(exchange):
             return False
         has_tokenizer = (
@@ -70,11 +68,11 @@ class Estimates:
         )
         return has_tokenizer or self.is_long(exchange)
 
-    def is_long(self, exchange: Exchange) -> bool:
-        """The answer is too long to be weighed in one step."""
+    def is_long(self, exchange: GatewayExchange) -> bool:
+        """Whether the answer is too long for one step."""
         return len(self._written(exchange)) > LARGE
 
-    async def fill(self, exchange: Exchange) -> None:
+    async def fill(self, exchange: GatewayExchange) -> None:
         file = self._tokenizer_file(exchange)
         if file is None or exchange.place.endpoint.kind in AUDIO:
             await self.fill_by_formula(exchange)
@@ -87,8 +85,8 @@ class Estimates:
             counted = await asyncio.to_thread(self._counts.count, file, fields, answer, texts)
         self._fill(exchange, *counted)
 
-    async def fill_by_formula(self, exchange: Exchange) -> None:
-        """Weigh a long answer piece by piece, with the loop's other work between the pieces."""
+    async def fill_by_formula(self, exchange: GatewayExchange) -> None:
+        """Estimate a long answer piece by piece, and yield to the event loop between pieces."""
         if not self.is_long(exchange):
             self.fill_now(exchange)
             return
@@ -103,24 +101,24 @@ class Estimates:
             answered = step
         self._fill_by_formula(exchange, answered)
 
-    def fill_now(self, exchange: Exchange) -> None:
+    def fill_now(self, exchange: GatewayExchange) -> None:
         """By the formula, in one step."""
         self._fill_by_formula(exchange, answer_tokens(self._written(exchange)))
 
-    def _fill_by_formula(self, exchange: Exchange, answered: int) -> None:
+    def _fill_by_formula(self, exchange: GatewayExchange, answered: int) -> None:
         if exchange.place.endpoint.kind in AUDIO:
             self._fill_audio(exchange, answered)
         else:
             self._fill(exchange, self.input_tokens(exchange), answered)
 
-    def _written(self, exchange: Exchange) -> bytes:
-        """The answer where it is text that the model wrote; vectors, scores and sound are not."""
+    def _written(self, exchange: GatewayExchange) -> bytes:
+        """The answer if it is text of the model; vectors, scores and audio are not."""
         kind = exchange.place.endpoint.kind
         is_text = kind in GENERATING or (kind in AUDIO and kind != "speech")
         return exchange.answer or b"" if is_text else b""
 
-    def input(self, exchange: Exchange, model: str, target: Target) -> Usage:
-        """The input of a request, in the units that this target has a price for."""
+    def input(self, exchange: GatewayExchange, model: str, target: Target) -> Usage:
+        """The input of a request, in the units of this target's price."""
         kind = exchange.place.endpoint.kind
         if kind not in AUDIO:
             return Usage(self.input_tokens(exchange))
@@ -133,8 +131,8 @@ class Estimates:
             used.tokens_in = used.audio_in = math.ceil(used.audio_ms / 1000 * AUDIO_PER_S)
         return used
 
-    def audio(self, exchange: Exchange) -> Usage:
-        """Sound that was sent, and text that is to be spoken."""
+    def audio(self, exchange: GatewayExchange) -> Usage:
+        """Audio in the request, and text for speech."""
         text = exchange.fields.get("input")
         spoken = exchange.place.endpoint.kind == "speech" and text is not None
         return Usage(
@@ -142,12 +140,12 @@ class Estimates:
             characters=len(unescaped(bytes(text)[1:-1])) if spoken and text else 0,
         )
 
-    def input_tokens(self, exchange: Exchange) -> int:
+    def input_tokens(self, exchange: GatewayExchange) -> int:
         if exchange.input_estimate is None:
             exchange.input_estimate = prompt_tokens(exchange.fields)
         return exchange.input_estimate
 
-    def output_bound(self, exchange: Exchange) -> OutputBound:
+    def output_bound(self, exchange: GatewayExchange) -> OutputBound:
         kind = exchange.place.endpoint.kind
         if kind not in GENERATING:
             return OutputBound(0, 0)
@@ -159,7 +157,7 @@ class Estimates:
             return OutputBound(1, None)
         return OutputBound(answers, limit or None)
 
-    def _fill(self, exchange: Exchange, tokens_in: int, answered: int) -> None:
+    def _fill(self, exchange: GatewayExchange, tokens_in: int, answered: int) -> None:
         usage = exchange.usage or Usage()
         bound = self.output_bound(exchange)
         usage.source = "estimated"
@@ -173,8 +171,8 @@ class Estimates:
             usage.tokens_out = unseen_tokens(seconds, bound.limit, bound.answers)
         exchange.usage = usage
 
-    def _fill_audio(self, exchange: Exchange, answered: int) -> None:
-        """Seconds and characters are what is billed; tokens in their place are an estimate."""
+    def _fill_audio(self, exchange: GatewayExchange, answered: int) -> None:
+        """Seconds and characters are billed; tokens in their place are an estimate."""
         row = exchange.row
         used = self.input(exchange, row.model, Target(row.upstream, row.upstream_model))
         answer = exchange.answer
@@ -188,13 +186,13 @@ class Estimates:
         used.source = "counted" if is_told and not used.tokens_in else "estimated"
         exchange.usage = used
 
-    def _tokenizer_file(self, exchange: Exchange) -> Path | None:
+    def _tokenizer_file(self, exchange: GatewayExchange) -> Path | None:
         model = exchange.row.model
         return self._catalog.find(model).config.tokenizer if model else None
 
 
 def limit_tokens(used: Usage | LedgerRow) -> int:
-    """What a request counts against limits of tokens: seconds of sound and characters at their usual rate."""
+    """A request's tokens for limits: seconds of audio and characters at their usual rate."""
     tokens = used.tokens_in + used.tokens_out
     return tokens or math.ceil(used.audio_ms / 1000 * AUDIO_PER_S) + math.ceil(used.characters / 4)
 

@@ -1,7 +1,7 @@
-"""Exchange: one request at the gateway, from its arrival to its row. And the one sweep over all deadlines.
+"""GatewayExchange: one request at the gateway, from its arrival to its row. DeadlineSweep: ends late ones.
 
-The app makes it, the handlers fill it in. A client that leaves and a deadline that passes both end it by
-cancelling its task, wherever it waits: for a body, a limit, a turn, an upstream or a slow reader.
+The app makes it, the handlers fill it in. A disconnected client and a passed deadline both end it by
+cancelling its task, wherever it waits: for a body, a limit, a slot, an upstream or a slow reader.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
 Headers = list[tuple[bytes, bytes]]
 
 SWEEP_S = 0.1
-ANONYMOUS = Key("anonymous", "anonymous")  # who asks without a key, where that is allowed
+ANONYMOUS = Key("anonymous", "anonymous")  # for requests without a key, if allowed
 
 
 @dataclass(slots=True)
@@ -48,7 +48,7 @@ class Begun:
     is_booked: bool = False
 
 
-class Exchange:
+class GatewayExchange:
     __slots__ = (
         "answer",
         "arrived",
@@ -104,27 +104,27 @@ class Exchange:
         self.key: Key | None = None
         self.team: Team | None = None
         self.body = b""
-        self.held: Held | None = None  # what its body takes of the worker's memory
-        self.spools: list[Spool] = []  # what of it lies on disk
+        self.held: Held | None = None  # its body's share of the worker's memory
+        self.spools: list[Spool] = []  # its parts on disk
         self.fields: Fields = {}
         self.prompt_counts: tuple[int, int] | None = None  # of a large request, counted once
         self.usage: Usage | None = None
-        self.late_usage = False  # broken off: its upstream knows better than we do what it used
-        self.answer: bytes | None = None  # a whole answer that did not say what it used
-        self.texts: list[bytes] = []  # of a stream, where a tokenizer may have to count them
+        self.late_usage = False  # interrupted: its upstream knows the usage better
+        self.answer: bytes | None = None  # a whole answer without usage
+        self.texts: list[bytes] = []  # of a stream, if a tokenizer may have to count them
         self.input_estimate: int | None = None  # tokens, counted once
-        self.audio_ms = 0  # of the sound that was sent,
-        self.audio_told = False  # as its container says; else guessed from its size
+        self.audio_ms = 0  # of the audio in the request,
+        self.audio_told = False  # from its container; else estimated from its size
         self.begun: list[Begun] = []  # attempts of the row that is open
         self.closed: set[str] = set()  # ids of rows of attempts
         self.asked_at = 0.0  # the last attempt
-        self.read_on_s = 0.0  # how long an answer is read on for its usage after the client left
+        self.read_on_s = 0.0  # seconds to read an answer for its usage after the client disconnected
         self.reservation: Reservation | None = None
         self.limit_headers: Headers = []
         self.opened: Opened | None = None
         self.trace: Trace | None = None
         self.attempts: list[Attempt] = []
-        self.why: dict[str, object] = {}  # of the route: into the row
+        self.why: dict[str, object] = {}  # of the route, for the row
         self.tokens_before = self.pusd_before = 0  # of rows that this request has already closed
         self.first_at = 0.0
         self.started = False
@@ -135,7 +135,7 @@ class Exchange:
         task = asyncio.current_task()
         assert task is not None
         self.task = task
-        # Of our own listener: it tells at once of a client that has gone, without a task that waits for it.
+        # Our own listener reports a disconnected client at once, without a waiting task.
         self.connection: BoundedConnection = scope[CONNECTION]
         self.connection.when_gone = self.client_is_gone
 
@@ -149,7 +149,7 @@ class Exchange:
 
     @property
     def answering(self) -> Opened:
-        """The upstream's answer. Only where one has begun."""
+        """The upstream's answer; only after one has begun."""
         assert self.opened is not None
         return self.opened
 
@@ -164,19 +164,19 @@ class Exchange:
             self.deadline, self.deadline_error = deadline, error
 
     def client_is_gone(self) -> None:
-        """End the request; one that an upstream bills anyway is read on for a while, for its usage."""
+        """End the request; an answer that the upstream bills anyway is read for a while, for its usage."""
         if self.gone:
             return
         if self.read_on_s > 0:
             until = min(time.monotonic() + self.read_on_s, self.deadline)
-            self.wait_until(until, lambda: GatewayError("the client has left", status=499))
+            self.wait_until(until, lambda: GatewayError("the client disconnected", status=499))
             self.gone = True
         else:
             self.gone = True
             self.task.cancel()
 
     def stay(self) -> None:
-        """From here on the request is carried out, whether or not its client waits for it."""
+        """From here on the request is executed even if its client disconnects."""
         self.connection.when_gone = None
 
     def expire(self) -> None:
@@ -184,7 +184,7 @@ class Exchange:
             self.end_with(self.deadline_error())
 
     def end_with(self, error: GatewayError) -> None:
-        """End it now: its client is told, in the stream if that has begun."""
+        """End it now with an error for the client, in the stream if that has begun."""
         if self.expired is None:
             self.expired = error
             self.task.cancel()
@@ -199,7 +199,7 @@ class Exchange:
     async def body_pieces(
         self, receive: Receive, max_bytes: int, timeout_s: float, held: Held
     ) -> AsyncIterator[bytes]:
-        """The body as it arrives, refused as soon as it is known to be too large or too slow."""
+        """The body as it arrives; refused as soon as it is too large or too slow."""
         announced = self.headers.get(b"content-length", b"")
         if announced.isdigit():
             if len(announced) > 15 or int(announced) > max_bytes:
@@ -219,14 +219,14 @@ class Exchange:
             yield bytes(piece)
         connection = self.connection
         if connection.flow.read_paused and not connection.pipeline:
-            connection.flow.resume_reading()  # the last piece was large; an unread socket never tells its end
+            connection.flow.resume_reading()  # the last piece was large; an unread socket reports no close
 
 
-class Deadlines:
-    """All exchanges under way; those whose time is up are ended. A timer each would cost more."""
+class DeadlineSweep:
+    """All running exchanges; ends those past their deadline. A timer for each would cost more."""
 
     def __init__(self) -> None:
-        self.live: set[Exchange] = set()
+        self.live: set[GatewayExchange] = set()
         self._handle: asyncio.TimerHandle | None = None
 
     def start(self) -> None:
@@ -253,5 +253,5 @@ def _too_large(max_bytes: int) -> BadRequest:
 
 
 def _too_slow(timeout_s: float) -> BadRequest:
-    message = f"the body had not arrived after {timeout_s:g} s, this gateway's limit"
+    message = f"the body did not arrive within {timeout_s:g} s, this gateway's limit"
     return BadRequest(message, status=408, code="timeout", headers={"connection": "close"})

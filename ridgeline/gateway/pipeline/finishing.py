@@ -1,7 +1,7 @@
-"""Finishing: the end of every request, once. Slots and reservations go back, the row is written and counted.
+"""Finishing: ends every request once. Releases slots and reservations, writes and counts the row.
 
-Nothing here waits. Where an answer was broken off, a task of its own asks the upstream what it used, and only
-then is the row closed; should the gateway die before, the write-ahead file knows of the request.
+Nothing here waits. After an interrupted answer, a separate task asks the upstream for the usage and then
+closes the row; if the gateway dies before, the write-ahead file has the request.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from ridgeline.gateway.accounting.usage import Usage
 from ridgeline.gateway.body import write_fields
 from ridgeline.gateway.pipeline.attempt_booking import AttemptBooking
 from ridgeline.gateway.pipeline.estimating import Estimates, limit_tokens
-from ridgeline.gateway.pipeline.exchange import Exchange
+from ridgeline.gateway.pipeline.exchange import GatewayExchange
 from ridgeline.gateway.pipeline.parts import Parts
 from ridgeline.gateway.pipeline.refusals import Refusals
 
@@ -25,11 +25,13 @@ log = logging.getLogger("ridgeline.gateway")
 
 _NOTHING = Usage()
 
-MAX_LATE = 10_000  # requests whose upstream is being asked; of more, what was seen here is booked at once
+MAX_LATE = (
+    10_000  # requests that wait for an upstream's usage; beyond this, the usage seen here is booked at once
+)
 
 
 class Booking:
-    """What a request used and cost goes into its row, and the row to all who keep or count it."""
+    """Writes a request's usage and cost into its row, and passes the row to ledger, log and metrics."""
 
     def __init__(self, parts: Parts) -> None:
         self._parts = parts
@@ -38,33 +40,33 @@ class Booking:
         self.attempts = AttemptBooking(parts, self.estimates)
         self.refusals = Refusals(self._write_refused)
 
-    def is_late(self, exchange: Exchange) -> bool:
-        """Its usage is still to be asked for, or to be counted by a tokenizer or in many steps."""
+    def is_late(self, exchange: GatewayExchange) -> bool:
+        """Whether its usage must still be requested, or counted by a tokenizer or in many steps."""
         return self._is_known_upstream(exchange) or self.estimates.is_slow(exchange)
 
-    async def settle(self, exchange: Exchange) -> None:
-        """The usage as far as it can be known: asked of a server of ours, else estimated."""
+    async def settle(self, exchange: GatewayExchange) -> None:
+        """The final usage: from a ridgeline server, else estimated."""
         self.attempts.end(exchange)
         exchange.usage = await self._late_usage(exchange)
         if self.estimates.is_due(exchange):
             try:
                 await self.estimates.fill(exchange)
-            except Exception as error:  # of a tokenizer: the formula needs none
+            except Exception as error:  # of a tokenizer: use the formula
                 extra = {"request_id": exchange.id, "kind": type(error).__name__}
-                log.error("a tokenizer could not count what a request used", extra=extra)
+                log.error("a tokenizer could not count a request's usage", extra=extra)
                 await self.estimates.fill_by_formula(exchange)
 
-    def settle_now(self, exchange: Exchange) -> None:
-        """The same without waiting for anything."""
+    def settle_now(self, exchange: GatewayExchange) -> None:
+        """The same without waiting."""
         if self.estimates.is_due(exchange):
             self.estimates.fill_now(exchange)
 
-    def _is_known_upstream(self, exchange: Exchange) -> bool:
-        """Broken off at a server of ours, which knows what it has used."""
+    def _is_known_upstream(self, exchange: GatewayExchange) -> bool:
+        """Whether it was interrupted at a ridgeline server, which knows its usage."""
         return exchange.late_usage and exchange.row.upstream in self._ours
 
-    async def _late_usage(self, exchange: Exchange) -> Usage | None:
-        """What its upstream says of a request that was broken off; else what was seen of it here."""
+    async def _late_usage(self, exchange: GatewayExchange) -> Usage | None:
+        """The upstream's usage of an interrupted request; else the usage seen here."""
         row = exchange.row
         if not self._is_known_upstream(exchange):
             return exchange.usage
@@ -73,12 +75,12 @@ class Booking:
             return told or exchange.usage
         except Exception as error:
             log.warning(
-                "an upstream could not be asked what a request used",
+                "could not ask an upstream for a request's usage",
                 extra={"request_id": row.request_id, "upstream": row.upstream, "cause": str(error)},
             )
             return exchange.usage
 
-    def close(self, exchange: Exchange) -> LedgerRow:
+    def close(self, exchange: GatewayExchange) -> LedgerRow:
         parts, row, usage = self._parts, exchange.row, exchange.usage or _NOTHING
         row.tokens_in, row.tokens_cached = usage.tokens_in, usage.tokens_cached
         row.tokens_cache_write, row.tokens_out = usage.tokens_cache_write, usage.tokens_out
@@ -99,12 +101,12 @@ class Booking:
             parts.tracer.finish(exchange)
         return row
 
-    def _write(self, exchange: Exchange) -> None:
+    def _write(self, exchange: GatewayExchange) -> None:
         parts, row = self._parts, exchange.row
         trace_id = exchange.trace.id if exchange.trace is not None else ""
         parts.ledger.close(row)
         if parts.access_log.wants_bodies and exchange.fields:
-            parts.access_log.write(row, trace_id, write_fields(exchange.fields))  # as the guard left them
+            parts.access_log.write(row, trace_id, write_fields(exchange.fields))  # after the guard
         else:
             parts.access_log.write(row, trace_id)
 
@@ -119,22 +121,22 @@ class Finishing:
         self._booking = booking
         self._late: set[asyncio.Task[None]] = set()
 
-    def finish(self, exchange: Exchange) -> None:
+    def finish(self, exchange: GatewayExchange) -> None:
         now = time.monotonic()
         row = exchange.row
         if exchange.opened is not None:
-            exchange.opened.abort()  # nothing, if it was closed
+            exchange.opened.abort()  # no effect if it was closed
         exchange.body = b""
         for spool in exchange.spools:
             spool.close()
         row.total_ms = (now - exchange.arrived) * 1000
         if exchange.first_at:
             row.stream_ms = (now - exchange.first_at) * 1000
-        if exchange.key is None:  # nobody we know: counted, but no row; anybody could fill the ledger
+        if exchange.key is None:  # no known key: counted, but no row, or any client could fill the ledger
             self._parts.metrics.refused(row.status)
             return
         self._booking.attempts.end(exchange)
-        # A long answer takes its steps in any case: one step over all of it would hold the event loop.
+        # A long answer always takes several steps: a single step would block the event loop.
         has_room = len(self._late) < MAX_LATE or self._booking.estimates.is_long(exchange)
         if self._booking.is_late(exchange) and has_room:
             task = asyncio.get_running_loop().create_task(self._finish_late(exchange))
@@ -145,18 +147,18 @@ class Finishing:
             self._end(exchange)
 
     async def drained(self) -> None:
-        """When every row is with the ledger."""
+        """Wait until the ledger has every row."""
         while self._late:
             await asyncio.wait(set(self._late))
         self._booking.refusals.flush()
 
-    async def _finish_late(self, exchange: Exchange) -> None:
+    async def _finish_late(self, exchange: GatewayExchange) -> None:
         try:
             await self._booking.settle(exchange)
         finally:
             self._end(exchange)
 
-    def _end(self, exchange: Exchange) -> None:
+    def _end(self, exchange: GatewayExchange) -> None:
         row = exchange.row
         try:
             self._booking.close(exchange)
@@ -168,12 +170,12 @@ class Finishing:
         if exchange.reservation is not None:
             tokens = limit_tokens(row) + exchange.tokens_before
             self._parts.limiter.settle(exchange.reservation, tokens, row.cost_pusd + exchange.pusd_before)
-        if exchange.held is not None:  # not before: until here its fields are in memory
+        if exchange.held is not None:  # not earlier: its fields are in memory until here
             exchange.held.release()
 
 
-def _attempts(exchange: Exchange) -> dict[str, object]:
-    """Of a request that was not answered at the first try: who was asked, and what came of it."""
+def _attempts(exchange: GatewayExchange) -> dict[str, object]:
+    """For a request with several attempts: the upstreams and outcomes."""
     if len(exchange.attempts) < 2:
         return {}
     tried = [

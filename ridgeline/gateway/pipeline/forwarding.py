@@ -1,7 +1,7 @@
-"""Forwarding: a request on its way to an upstream, and the answer on its way back.
+"""Forwarding: sends a request to an upstream, and the answer back to the client.
 
-What an upstream says reaches the client byte for byte, unless a dialect, a guard or a figure that the client
-had not asked for stands between. The ledger knows of a request before its first byte leaves.
+An upstream's answer reaches the client byte for byte, unless a dialect, a guard or usage that the client did
+not ask for requires a change. The ledger has a request before its first byte is sent.
 """
 
 from __future__ import annotations
@@ -24,17 +24,17 @@ from ridgeline.gateway.offload.offload import LARGE, is_large, plain, raw_fields
 from ridgeline.gateway.pipeline.attempt_booking import AttemptBooking
 from ridgeline.gateway.pipeline.cache_salt import FIELD, salted, takes_salt
 from ridgeline.gateway.pipeline.endpoints import Endpoint
-from ridgeline.gateway.pipeline.exchange import ANONYMOUS, Exchange, Headers, Send
+from ridgeline.gateway.pipeline.exchange import ANONYMOUS, GatewayExchange, Headers, Send
 from ridgeline.gateway.pipeline.job import Job, Sent
 from ridgeline.gateway.pipeline.parts import Parts
 from ridgeline.gateway.pipeline.relaying import StreamRelay
 from ridgeline.gateway.upstreams.errors import UpstreamBroken
 from ridgeline.gateway.upstreams.outgoing import Outgoing, Target
 
-# What of a client's own headers goes on; everything else, keys and forged ones above all, stays here.
+# Client headers that are forwarded; all others, above all keys and forged ones, are dropped.
 PASSED_ON = (b"accept", b"openai-beta", b"anthropic-beta", b"anthropic-version", b"idempotency-key")
-LONGEST_PASSED_ON = 512  # bytes of a value: these are words of a protocol, and no guard reads them
-# What of an upstream's headers comes back.
+LONGEST_PASSED_ON = 512  # bytes of a value: these are protocol values, which no guard reads
+# Upstream headers that are sent to the client.
 PASSED_BACK = frozenset(
     {
         *(b"content-type", b"content-disposition", b"openai-processing-ms", b"openai-version"),
@@ -56,8 +56,8 @@ PATHS = {
 }
 
 
-def passed_on(exchange: Exchange) -> Headers:
-    """The client's own headers that its upstream sees."""
+def passed_on(exchange: GatewayExchange) -> Headers:
+    """The client's headers for its upstream."""
     headers: Headers = []
     for name in PASSED_ON:
         value = exchange.headers.get(name)
@@ -67,14 +67,14 @@ def passed_on(exchange: Exchange) -> Headers:
             text = f"the header {name.decode()} is longer than {LONGEST_PASSED_ON} bytes"
             raise BadRequest(text, code="invalid_header")
         if name == b"idempotency-key":
-            # To the upstream all tenants are one client: what one of them has had answered is no other's.
+            # To the upstream all tenants are one client: a key must not return another tenant's answer.
             value = sha256(exchange.tenant.encode() + b"\0" + value).hexdigest().encode()
         headers.append((name, value))
     return headers
 
 
 class Whole(NamedTuple):
-    """An upstream's answer that is all here, in the client's dialect."""
+    """An upstream's complete answer, in the client's dialect."""
 
     status: int
     headers: Headers
@@ -88,7 +88,7 @@ class Forwarding:
         self._config = parts.settings.gateway
         self._upstreams = {one.name: one for one in parts.settings.upstreams}
 
-    async def forward(self, exchange: Exchange, job: Job, send: Send) -> None:
+    async def forward(self, exchange: GatewayExchange, job: Job, send: Send) -> None:
         await self.open(exchange, job)
         if exchange.row.stream and exchange.answering.answer.status < 400:
             headers = self.headers(exchange, job, exchange.answering.answer.headers)
@@ -96,8 +96,8 @@ class Forwarding:
         else:
             await self.deliver(exchange, job, await self.whole(exchange, job), send)
 
-    async def open(self, exchange: Exchange, job: Job) -> None:
-        """Ask until somebody answers: afterwards `exchange.opened` is the answer's beginning."""
+    async def open(self, exchange: GatewayExchange, job: Job) -> None:
+        """Try targets until one answers; then `exchange.opened` is the begun answer."""
         model, key, team, row = job.model, exchange.key, exchange.team, exchange.row
         assert model is not None
         assert key is not None
@@ -131,14 +131,14 @@ class Forwarding:
 
     # ---- out ----
 
-    def _prepare(self, exchange: Exchange, job: Job, target: Target) -> Outgoing:
-        """The request as this target is to see it, written ahead to the ledger."""
+    def _prepare(self, exchange: GatewayExchange, job: Job, target: Target) -> Outgoing:
+        """The request for this target, written ahead to the ledger."""
         endpoint, row = exchange.place.endpoint, exchange.row
         if exchange.key is not ANONYMOUS and self._parts.policy.policy.key(row.key_id) is None:
-            # Revoked or expired while it waited for a limit, a turn or a retry.
+            # Revoked or expired while it waited for a limit, a slot or a retry.
             raise key_revoked()
         if exchange.gone:
-            raise ClientGone  # read on for its usage, and failed: nothing is sent again
+            raise ClientGone  # failed while read for its usage: nothing is sent again
         row.upstream, row.upstream_model = target.upstream, target.model
         headers: Headers = [(b"x-request-id", row.request_id.encode()), *passed_on(exchange)]
         if exchange.trace is not None:
@@ -150,11 +150,11 @@ class Forwarding:
             return Outgoing("POST", PATHS[endpoint.kind], headers, form, False, number)
         headers.append((b"content-type", b"application/json"))
         path, fields = self._fields_for(exchange, job, target)
-        # Each value is the client's own bytes; only a field that stood there twice stands there once.
+        # Each value is the client's bytes; only duplicate fields are merged.
         body = write_fields(fields)
         return Outgoing("POST", path, headers, body, row.stream, self._attempts.begin(exchange, target))
 
-    def _fields_for(self, exchange: Exchange, job: Job, target: Target) -> tuple[str, Fields]:
+    def _fields_for(self, exchange: GatewayExchange, job: Job, target: Target) -> tuple[str, Fields]:
         endpoint, row, fields = exchange.place.endpoint, exchange.row, exchange.fields
         kind, path = endpoint.kind, PATHS[endpoint.kind]
         hide: Hide = ""
@@ -174,8 +174,8 @@ class Forwarding:
         job.note(target, Sent(family, is_translated, hide))
         return path, fields
 
-    async def _translate_large(self, exchange: Exchange, job: Job, targets: Sequence[Target]) -> None:
-        """Before a target is asked: what writes the request for it has no time to wait."""
+    async def _translate_large(self, exchange: GatewayExchange, job: Job, targets: Sequence[Target]) -> None:
+        """Translate before the first attempt: the code that writes the request cannot wait."""
         endpoint = exchange.place.endpoint
         for target in targets:
             family = self._family(endpoint, target)
@@ -188,10 +188,12 @@ class Forwarding:
                     exchange.tenant, "translate", endpoint.kind, own, family
                 )
                 job.translated[form] = path, raw_fields(fields)
-            except GatewayError as error:  # told if no other target can be asked
+            except GatewayError as error:  # reported if no other target is left
                 job.translated[form] = error
 
-    def _translated(self, exchange: Exchange, job: Job, form: tuple[Family, bool]) -> tuple[str, Fields]:
+    def _translated(
+        self, exchange: GatewayExchange, job: Job, form: tuple[Family, bool]
+    ) -> tuple[str, Fields]:
         done = job.translated.get(form)
         if done is None:
             kind, dialects = exchange.place.endpoint.kind, self._parts.settings.dialects
@@ -201,7 +203,7 @@ class Forwarding:
         return done
 
     def _family(self, endpoint: Endpoint, target: Target) -> Family:
-        """Our own server speaks both; others are asked in their own."""
+        """A ridgeline server speaks both dialects; other upstreams only their own."""
         upstream = self._upstreams[target.upstream]
         if upstream.kind == "ridgeline":
             return endpoint.family
@@ -211,17 +213,17 @@ class Forwarding:
 
     # ---- back ----
 
-    async def whole(self, exchange: Exchange, job: Job) -> Whole:
+    async def whole(self, exchange: GatewayExchange, job: Job) -> Whole:
         opened, endpoint = exchange.answering, exchange.place.endpoint
         answer = opened.answer
         try:
             body = await opened.read(self._config.max_answer_bytes)
         except UpstreamBroken as error:
-            raise UpstreamFailed("the upstream's answer broke off", code="upstream_broken") from error
+            raise UpstreamFailed("the upstream's answer ended early", code="upstream_broken") from error
         opened.close(answer.status < 500)
         sent = job.sent_to(opened.target, endpoint.family)
         if answer.status < 400:
-            exchange.answer = body  # estimated from, should the request end before its usage is read
+            exchange.answer = body  # for an estimate, if the request ends before its usage is read
             exchange.usage = await self._usage(exchange, sent, body)
             if exchange.usage is not None:
                 exchange.answer = None
@@ -233,14 +235,14 @@ class Forwarding:
                 body = translated_error(endpoint.kind, answer.status, body, exchange.id)
         return Whole(answer.status, answer.headers, body)
 
-    async def _usage(self, exchange: Exchange, sent: Sent, body: bytes) -> Usage | None:
+    async def _usage(self, exchange: GatewayExchange, sent: Sent, body: bytes) -> Usage | None:
         kind, family = exchange.place.endpoint.kind, sent.family
         if len(body) <= LARGE:
             return usage_of(kind, family, body)
         usage: Usage | None = await self._parts.offload.run(exchange.tenant, "usage", kind, family, body)
         return usage
 
-    async def _in_clients_dialect(self, exchange: Exchange, sent: Sent, body: bytes) -> bytes:
+    async def _in_clients_dialect(self, exchange: GatewayExchange, sent: Sent, body: bytes) -> bytes:
         kind, family = exchange.place.endpoint.kind, sent.family
         if not sent.is_translated:
             return body
@@ -250,7 +252,7 @@ class Forwarding:
         translated: bytes = await run(exchange.tenant, "translate_answer", kind, body, family, own)
         return translated
 
-    async def _restored(self, exchange: Exchange, job: Job, body: bytes) -> bytes:
+    async def _restored(self, exchange: GatewayExchange, job: Job, body: bytes) -> bytes:
         kind, restorer = exchange.place.endpoint.kind, job.restorer
         if len(body) <= LARGE:
             return bytes(restorer.answer(kind, body))
@@ -260,7 +262,7 @@ class Forwarding:
         restorer.findings = found
         return body
 
-    async def deliver(self, exchange: Exchange, job: Job, whole: Whole, send: Send) -> None:
+    async def deliver(self, exchange: GatewayExchange, job: Job, whole: Whole, send: Send) -> None:
         endpoint, body = exchange.place.endpoint, whole.body
         if whole.status < 400:
             exchange.end_as("ok", whole.status)
@@ -270,7 +272,7 @@ class Forwarding:
                 await job.cache.keep(whole.status, whole.headers, body, exchange.usage)
         else:
             exchange.end_as("refused", whole.status, "upstream_refused")
-        if job.restorer is not None:  # an error may repeat what it was asked
+        if job.restorer is not None:  # an error may quote the request
             body = await self._restored(exchange, job, body)
         headers = self.headers(exchange, job, whole.headers)
         headers.append((b"content-length", str(len(body)).encode()))
@@ -278,8 +280,8 @@ class Forwarding:
         await send({"type": "http.response.start", "status": whole.status, "headers": headers})
         await send({"type": "http.response.body", "body": body})
 
-    async def answer_from_cache(self, exchange: Exchange, job: Job, send: Send) -> bool:
-        """Whether it could be: then it has been sent, as it was the first time."""
+    async def answer_from_cache(self, exchange: GatewayExchange, job: Job, send: Send) -> bool:
+        """Whether a cache had the answer; if so, it was sent."""
         hit = await job.cache.find() if job.cache is not None else None
         if hit is None:
             return False
@@ -302,7 +304,7 @@ class Forwarding:
         await send({"type": "http.response.body", "body": body})
         return True
 
-    def headers(self, exchange: Exchange, job: Job, upstream: Headers) -> Headers:
+    def headers(self, exchange: GatewayExchange, job: Job, upstream: Headers) -> Headers:
         name = exchange.id.encode()
         headers = [(b"x-request-id", name), *exchange.limit_headers]
         if exchange.place.endpoint.family == "anthropic":
@@ -316,5 +318,5 @@ class Forwarding:
 
 
 def _unsalted(fields: Fields, form: tuple[Family, bool]) -> Fields:
-    """Where the upstream takes a salt, it is added behind the translation."""
+    """For an upstream with salts, the salt is added after the translation."""
     return {name: value for name, value in fields.items() if name != FIELD} if form[1] else fields

@@ -1,6 +1,6 @@
 """HeldBytes: the bytes of request bodies that a worker holds, bounded for each key and for all keys together.
 
-Counted as they arrive, given back when their request ends. An announced length that does not fit is refused
+Counted as they arrive, released when their request ends. An announced length that does not fit is refused
 before a byte of it is read. One instance counts memory, another the disk space of uploads.
 """
 
@@ -10,7 +10,7 @@ from collections import Counter
 
 from ridgeline.gateway.errors import Limited, Unavailable
 
-RETRY_S = 1  # the time at which a running request ends is not known
+RETRY_S = 1  # the end of a running request is unknown
 
 
 class HeldBytes:
@@ -28,15 +28,15 @@ class HeldBytes:
         return Held(self, key_id)
 
     def check(self, key_id: str, more: int) -> None:
-        """Raises where `more` bytes do not fit beside those that are held."""
+        """Raises if `more` bytes do not fit beside those that are held."""
         if self._by_key[key_id] + more > self.most_per_key:
             message = (
-                f"the bodies of this key's requests under way would exceed {self.most_per_key} bytes "
+                f"the bodies of this key's running requests would exceed {self.most_per_key} bytes "
                 f"({self._setting}_per_key)"
             )
             raise Limited(message, RETRY_S, code="too_many_bytes")
         if self.total + more > self.most:
-            message = f"the bodies of all requests under way would exceed {self.most} bytes ({self._setting})"
+            message = f"the bodies of all running requests would exceed {self.most} bytes ({self._setting})"
             raise Unavailable(message, code="too_many_bytes", headers={"retry-after": str(RETRY_S)})
 
     def _add(self, key_id: str, more: int) -> None:

@@ -1,4 +1,4 @@
-"""Job: what the steps of one request find out for the next, apart from what its row will say."""
+"""Job: results that one step of a request passes to the next, apart from its row."""
 
 from __future__ import annotations
 
@@ -20,25 +20,25 @@ if TYPE_CHECKING:
 
 
 class Sent(NamedTuple):
-    """How one target was asked."""
+    """How a request was sent to one target."""
 
     family: Family
     is_translated: bool = False
-    hide: Hide = ""  # of the usage that we asked for, what the client had not
+    hide: Hide = ""  # usage that only the gateway asked for
 
 
 @dataclass(slots=True)
 class Job:
     form: Form | None = None
     model: PublicModel | None = None
-    targets: Sequence[Target] = ()  # fewer than the model has, where only some can answer
-    restorer: Any = None  # of a guard: what it took out goes back into the answer
-    routing_request: RoutingRequest | None = None  # to the router,
-    decision: Decision | None = None  # and its answer
+    targets: Sequence[Target] = ()  # fewer than the model has, if only some can answer
+    restorer: Any = None  # of a guard: restores redacted values in the answer
+    routing_request: RoutingRequest | None = None  # input of the router,
+    decision: Decision | None = None  # and its output
     cache: CacheUse | None = None
     # Of a large request, by family and whether a salt is added: path and fields, or why there are none.
     translated: dict[tuple[Family, bool], tuple[str, Fields] | GatewayError] = field(default_factory=dict)
-    _sent: dict[Target, Sent] = field(default_factory=dict)  # several, where one failed or was overtaken
+    _sent: dict[Target, Sent] = field(default_factory=dict)  # several, after a failure or a hedge
 
     def note(self, target: Target, sent: Sent) -> None:
         self._sent[target] = sent

@@ -1,6 +1,6 @@
 """Requests that name a model: checked, limited, guarded, routed, found in a cache or sent upstream.
 
-Called by the app for every such endpoint: the one place where a request's steps stand in their order.
+Called by the app for every such endpoint: the one place that shows a request's steps in order.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from ridgeline.gateway.objects.uploads import read_form
 from ridgeline.gateway.offload.offload import LARGE, is_large, plain, raw_fields
 from ridgeline.gateway.pipeline.cascading import Cascading
 from ridgeline.gateway.pipeline.estimating import limit_tokens
-from ridgeline.gateway.pipeline.exchange import Exchange, Receive, Send
+from ridgeline.gateway.pipeline.exchange import GatewayExchange, Receive, Send
 from ridgeline.gateway.pipeline.finishing import Booking
 from ridgeline.gateway.pipeline.forwarding import Forwarding
 from ridgeline.gateway.pipeline.job import Job
@@ -50,7 +50,7 @@ class ModelRequests:
             for target in targets_of(model)
         )
 
-    async def answer(self, exchange: Exchange, receive: Receive, send: Send) -> None:
+    async def answer(self, exchange: GatewayExchange, receive: Receive, send: Send) -> None:
         await self._admit(exchange)
         job = await self._read(exchange, receive)
         exchange.wait_until(exchange.arrived + self._config.request_timeout_s, out_of_time)
@@ -69,7 +69,9 @@ class ModelRequests:
         if exchange.place.endpoint.kind == "responses":
             await continue_response(self._parts, exchange, job)
         await check_references(self._parts, exchange, job)
-        if is_large(exchange.fields):  # a hash over megabytes, for which a thread needs no interpreter
+        if is_large(
+            exchange.fields
+        ):  # a hash over megabytes, which releases the interpreter's lock in a thread
             job.cache = await asyncio.to_thread(CacheUse.of, self._parts, exchange, job.model)
         else:
             job.cache = CacheUse.of(self._parts, exchange, job.model)
@@ -80,15 +82,15 @@ class ModelRequests:
         else:
             await self._forwarding.forward(exchange, job, send)
 
-    # ---- what is asked ----
+    # ---- reading ----
 
-    async def _read(self, exchange: Exchange, receive: Receive) -> Job:
-        """The body, taken apart; and whether this key may have this model."""
+    async def _read(self, exchange: GatewayExchange, receive: Receive) -> Job:
+        """Parse the body, and check whether this key may use this model."""
         config, endpoint, row = self._config, exchange.place.endpoint, exchange.row
         content_type = exchange.headers.get(b"content-type", b"")
         form: Form | None = None
         if exchange.headers.get(b"content-encoding", b"identity").lower() != b"identity":
-            message = "Content-Encoding: a compressed body is not read here; send it as it is"
+            message = "Content-Encoding: compressed bodies are not supported; send the body uncompressed"
             raise BadRequest(message, status=415, code="unsupported_media_type")
         if endpoint.multipart:
             form = await read_form(self._parts, exchange, receive)
@@ -99,7 +101,7 @@ class ModelRequests:
                 exchange.audio_ms = math.ceil(seconds * 1000)
         else:
             if content_type.partition(b";")[0].strip().lower() != b"application/json":
-                # A web page may send text/plain anywhere without asking; JSON it may not.
+                # A web page may send text/plain to any site without a preflight request, but not JSON.
                 message = "send the header Content-Type: application/json"
                 raise BadRequest(message, status=415, code="unsupported_media_type")
             exchange.body = await exchange.read_body(
@@ -116,11 +118,13 @@ class ModelRequests:
                 check_names(field(exchange.fields, "stream_options", dict, {}), "stream_options.")
         if not asked:
             raise BadRequest(
-                "model: name a model; GET /v1/models lists them", code="missing_field", param="model"
+                "model: this field is required; GET /v1/models lists the names",
+                code="missing_field",
+                param="model",
             )
         if len(asked) > MAX_NAME or not asked.isprintable():
             raise BadRequest(
-                f"model: no name has more than {MAX_NAME} characters, or such as cannot be printed",
+                f"model: a name has at most {MAX_NAME} printable characters",
                 param="model",
             )
         row.model_asked = asked
@@ -130,21 +134,21 @@ class ModelRequests:
             raise Forbidden(message, code="model_not_allowed", param="model")
         return Job(form)
 
-    # ---- how much ----
+    # ---- limits ----
 
-    async def _admit(self, exchange: Exchange) -> None:
-        """Before the body is read: a key that has nothing left cannot make the gateway hold one."""
+    async def _admit(self, exchange: GatewayExchange) -> None:
+        """Before the body is read: a key without quota cannot make the gateway hold a body."""
         key = exchange.key
         assert key is not None
         subjects = subjects_of(key, exchange.team)
         if any(subject.limits != NO_LIMITS for subject in subjects):
-            # Where one model is free, a key without money may still ask for that one.
+            # A key without money may still use a free model.
             exchange.reservation = await self._parts.limiter.admit(
                 subjects, key.when_limits_unknown, costs=self._all_cost
             )
 
-    async def _reserve(self, exchange: Exchange, model: PublicModel | None) -> None:
-        """Tokens and money of the key, its team and the model as it was asked for."""
+    async def _reserve(self, exchange: GatewayExchange, model: PublicModel | None) -> None:
+        """Reserve tokens and money of the key, its team and the requested model."""
         parts, key = self._parts, exchange.key
         assert key is not None
         subjects = subjects_of(key, exchange.team, model)
@@ -180,10 +184,10 @@ class ModelRequests:
         names = next(one.models for one in self._parts.settings.routes if one.name == route)
         return [self._parts.catalog.find(name) for name in names]
 
-    # ---- what must not go out, and where it goes ----
+    # ---- guard and routing ----
 
-    async def _guard(self, exchange: Exchange, job: Job) -> None:
-        """Fails closed: whatever is raised here, nothing has been sent anywhere."""
+    async def _guard(self, exchange: GatewayExchange, job: Job) -> None:
+        """Fails closed: after any exception here, nothing has been sent."""
         assert exchange.key is not None
         guard = self._parts.guards.policy(exchange.key.guard)
         if guard is None:
@@ -202,7 +206,7 @@ class ModelRequests:
         self._parts.metrics.guard_found(guarded.findings, guarded.action)
         job.restorer = guarded.restorer
 
-    async def _route(self, exchange: Exchange, job: Job) -> None:
+    async def _route(self, exchange: GatewayExchange, job: Job) -> None:
         parts, key = self._parts, exchange.key
         assert parts.router is not None
         assert key is not None
@@ -221,5 +225,5 @@ class ModelRequests:
 
 
 def _some_name(pattern: str) -> str:
-    """A name that this [[models]] name alone covers."""
+    """A name that matches only this [[models]] name."""
     return pattern[:-1] + "\0" if pattern.endswith("*") else pattern

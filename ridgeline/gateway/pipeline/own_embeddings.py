@@ -33,7 +33,7 @@ class OwnEmbeddings:
         self._is_hosted = is_hosted
 
     async def post(self, body: bytes) -> bytes:
-        """The answer to a body of /v1/embeddings; a GatewayError where there is none."""
+        """The answer to a body of /v1/embeddings, or a GatewayError."""
         if not self._is_hosted:
             return await self._fetch(body)
         target, tokens = self._target, prompt_tokens(read_fields(body))

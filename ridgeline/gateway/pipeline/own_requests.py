@@ -1,4 +1,4 @@
-"""What the gateway answers by itself: which models a key may use, and whether it is well."""
+"""Requests that the gateway answers itself: the models of a key, and health."""
 
 from __future__ import annotations
 
@@ -9,18 +9,18 @@ import msgspec
 
 from ridgeline.gateway.catalog import allows
 from ridgeline.gateway.errors import GatewayError, NotFound
-from ridgeline.gateway.pipeline.exchange import Exchange, Headers, Send
+from ridgeline.gateway.pipeline.exchange import GatewayExchange, Headers, Send
 from ridgeline.gateway.pipeline.parts import Parts
 from ridgeline.gateway.pipeline.reservations import reserve_request
 from ridgeline.gateway.upstreams.outgoing import Outgoing, Target
 from ridgeline.web import home
 
-LISTED_FOR_S = 5.0  # an upstream's own list is asked for again after this
+LISTED_FOR_S = 5.0  # an upstream's list is requested again after this time
 MAX_LIST_BYTES = 4 << 20
 LIST_TIMEOUT_S = 5.0
 LINKS = (
     ("/v1/models", "the models that a key may use"),
-    ("/ready", "whether a request would be answered now"),
+    ("/ready", "whether the gateway can serve a request now"),
 )
 
 
@@ -47,24 +47,24 @@ class OwnRequests:
             reason = "a guard's NER processes are starting"
             await answer_json(send, 503, {"status": "not ready", "reason": reason}, [])
         elif not parts.upstreams.any_usable():
-            reason = "no upstream can be asked: all are down or out of credentials"
+            reason = "no upstream is available: all are down or without valid credentials"
             await answer_json(send, 503, {"status": "not ready", "reason": reason}, [])
         elif problem := parts.ledger.unavailable():
-            reason = f"the ledger takes no rows: {problem}"
+            reason = f"the ledger cannot store rows: {problem}"
             await answer_json(send, 503, {"status": "not ready", "reason": reason}, [])
         else:
             await answer_json(send, 200, {"status": "ready"}, [])
 
     async def home(self, send: Send) -> None:
-        """What a person sees who opens the gateway's address in a browser."""
+        """The page at the gateway's address, for browsers."""
         shown = None if self._parts.settings.gateway.require_keys else await self._names()
         headers = [(b"content-type", b"text/html; charset=utf-8")]
         headers += [(name.encode(), value.encode()) for name, value in home.HEADERS.items()]
         await send({"type": "http.response.start", "status": 200, "headers": headers})
         await send({"type": "http.response.body", "body": home.home_page("gateway", shown, LINKS)})
 
-    async def models(self, exchange: Exchange, send: Send) -> None:
-        """The names this key may ask for, in OpenAI's shape, which Anthropic's clients read too."""
+    async def models(self, exchange: GatewayExchange, send: Send) -> None:
+        """The names that this key may use, in OpenAI's shape, which Anthropic's clients read too."""
         key = exchange.key
         assert key is not None
         reservation = await reserve_request(self._parts, exchange)
@@ -96,7 +96,7 @@ class OwnRequests:
             )
             names = [one.id for one in msgspec.json.decode(body, type=_List).data]
         except (GatewayError, msgspec.DecodeError, OSError):
-            names = []  # what cannot be listed now may still be asked for
+            names = []  # a model that cannot be listed now may still be used
         self._listed[upstream] = (time.monotonic() + LISTED_FOR_S, names)
         return names
 

@@ -1,4 +1,4 @@
-"""Parts: everything a worker's request handlers work with, made once by the worker."""
+"""Parts: the objects that a worker's request handlers share, made once by the worker."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from ridgeline.gateway.objects.spool import Spools
 from ridgeline.gateway.observe.access_log import AccessLog
 from ridgeline.gateway.observe.metrics import GatewayMetrics
 from ridgeline.gateway.offload.offload import Offload
-from ridgeline.gateway.pipeline.exchange import Deadlines
+from ridgeline.gateway.pipeline.exchange import DeadlineSweep
 from ridgeline.gateway.pipeline.held_bytes import HeldBytes
 from ridgeline.gateway.tenants.owned import OwnedObjects
 from ridgeline.gateway.tenants.watch import PolicyWatch
 from ridgeline.gateway.upstreams.upstreams import Upstreams
 
-if TYPE_CHECKING:  # made only where the settings ask for them: other workers do not import them, nor numpy
+if TYPE_CHECKING:  # made only if configured: other workers import neither them nor numpy
     from ridgeline.gateway.caching.semantic import SemanticCache
     from ridgeline.gateway.observe.traces import Tracer
     from ridgeline.gateway.routing.router import ModelRouter
@@ -48,5 +48,5 @@ class Parts:
     exact: ExactCache | None = None
     semantic: SemanticCache | None = None
     tracer: Tracer | None = None
-    deadlines: Deadlines = field(default_factory=Deadlines)
+    deadlines: DeadlineSweep = field(default_factory=DeadlineSweep)
     draining: bool = False

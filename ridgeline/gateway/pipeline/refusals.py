@@ -30,7 +30,7 @@ class Refusals:
         self._periods: dict[str, _Period] = {}  # by key
 
     def takes(self, row: LedgerRow) -> bool:
-        """Whether the row is counted here, and not to be written by the caller."""
+        """Whether the row is counted here; the caller then does not write it."""
         if row.upstream or row.attempts or row.outcome in ("ok", "cached"):
             return False
         period = self._periods.get(row.key_id)
@@ -46,7 +46,7 @@ class Refusals:
         return True
 
     def flush(self) -> None:
-        """Write what is counted: the worker ends."""
+        """Write the counted rows: the worker ends."""
         for key_id in list(self._periods):
             self._end(key_id)
 

@@ -1,7 +1,7 @@
-"""StreamRelay: a streamed answer passing through, as it comes. The end of a stream is always told.
+"""StreamRelay: sends a streamed answer to the client as it arrives. A stream never ends without a last event.
 
-Bytes are read for what they used, translated where dialects differ, restored where a guard took something
-out; nothing waits for more of the stream than these need.
+Bytes are searched for usage, translated if dialects differ, and restored after a guard; bytes wait only as
+long as these steps need.
 """
 
 from __future__ import annotations
@@ -17,33 +17,33 @@ from ridgeline.gateway.dialects.streams.usage_reader import Hide, UsageReader
 from ridgeline.gateway.dialects.translate import StreamTranslator
 from ridgeline.gateway.errors import REVOKED, GatewayError, UpstreamFailed, out_of_time
 from ridgeline.gateway.objects.stored_responses import FirstEvent, is_stored, remember_response
-from ridgeline.gateway.pipeline.exchange import Exchange, Headers, Send
+from ridgeline.gateway.pipeline.exchange import GatewayExchange, Headers, Send
 from ridgeline.gateway.pipeline.job import Job
 from ridgeline.gateway.pipeline.parts import Parts
 from ridgeline.gateway.upstreams.errors import UpstreamBroken
 
 SLOW_READER = "slow_reader"
-LAST_WORDS_S = 5.0  # for the end of a stream whose time is up to be taken
+LAST_WORDS_S = 5.0  # for the client to read the end of a stream past its deadline
 
 
 class Stage(Protocol):
-    """Something the bytes of a streamed answer pass through."""
+    """A stage that the bytes of a streamed answer pass."""
 
     def feed(self, data: bytes) -> bytes: ...
     def finish(self) -> bytes: ...
 
 
 class StreamRelay:
-    def __init__(self, parts: Parts, exchange: Exchange, job: Job) -> None:
+    def __init__(self, parts: Parts, exchange: GatewayExchange, job: Job) -> None:
         self._parts, self._exchange, self._job = parts, exchange, job
         self._stall_s = parts.settings.gateway.stream_stall_s
         self._total = exchange.deadline
         self._kind = exchange.place.endpoint.kind
         sent = job.sent_to(exchange.answering.target, exchange.place.endpoint.family)
-        # Our own server is asked what a broken stream used; of others, the texts are counted.
+        # A ridgeline server reports the usage of an interrupted stream; for others the texts are counted.
         config = parts.settings.upstreams
         is_ours = any(one.name == exchange.row.upstream and one.kind == "ridgeline" for one in config)
-        # What is translated is not the client's to see anyway.
+        # The client never sees the upstream's own events after a translation.
         hide: Hide = "" if sent.is_translated else sent.hide
         self._reader = UsageReader(self._kind, sent.family, hide, count_texts=not is_ours)
         assert job.model is not None
@@ -58,7 +58,7 @@ class StreamRelay:
             self._stages.append(self._keeper)
         if job.restorer is not None:
             self._stages.append(job.restorer.stream(self._kind))
-        self._last = b""  # that the client was sent
+        self._last = b""  # sent to the client
 
     async def run(self, headers: Headers, send: Send) -> None:
         exchange, reader = self._exchange, self._reader
@@ -75,25 +75,25 @@ class StreamRelay:
                 await self._relay_at_once(send)
             else:
                 await self._relay(send)
-            if reader.error:  # told by the upstream itself, in the stream
+            if reader.error:  # reported by the upstream in the stream
                 exchange.end_as("upstream_failed", answer.status, "upstream_error")
             elif not reader.done:
-                message = "the upstream ended its stream before it was whole"
+                message = "the upstream ended its stream before the answer was complete"
                 broken = UpstreamFailed(message, code="upstream_broken")
         except UpstreamBroken as error:
-            broken = UpstreamFailed("the upstream's stream broke off", code="upstream_broken")
+            broken = UpstreamFailed("the upstream's stream was interrupted", code="upstream_broken")
             if error.cause == "total_timeout":
                 broken = out_of_time()
-        except GatewayError as error:  # of a guard: what it holds back is never sent
+        except GatewayError as error:  # of a guard: its held text is never sent
             broken = error
             self._stages.clear()
         except asyncio.CancelledError:
             if exchange.gone or exchange.expired is None or exchange.expired.code == SLOW_READER:
                 raise
-            exchange.task.uncancel()  # its time is up: the client is told
+            exchange.task.uncancel()  # past its deadline: send the client an error
             broken, exchange.expired = exchange.expired, None
         finally:
-            exchange.usage = reader.usage  # also when the client is gone
+            exchange.usage = reader.usage  # also after the client disconnected
         await self._end(broken, send)
 
     async def _remember(self, send: Send) -> None:
@@ -121,7 +121,7 @@ class StreamRelay:
             data = await opened.next()
 
     async def _relay_at_once(self, send: Send) -> None:
-        """The same without a task that is woken for every piece."""
+        """The same without waking a task for every piece."""
         opened, flow = self._exchange.answering, self._exchange.connection.flow
 
         def write(out: bytes) -> None:
@@ -145,7 +145,7 @@ class StreamRelay:
         return out
 
     async def _send(self, out: bytes, send: Send) -> None:
-        """A reader that takes nothing is waited for, but not for ever."""
+        """Waits for a client that does not read, up to a limit."""
         exchange = self._exchange
         exchange.wait_until(min(time.monotonic() + self._stall_s, self._total), _slow_reader)
         await send({"type": "http.response.body", "body": out, "more_body": True})
@@ -163,7 +163,7 @@ class StreamRelay:
             exchange.end_as(outcome, exchange.answering.answer.status, broken.code)
             last = out or self._last
             if last and not last.endswith((b"\n\n", b"\r\n\r\n")):
-                out += b"\n\n"  # half an event: what follows is one of its own
+                out += b"\n\n"  # half an event: end it before the next one
             out += error_event(
                 self._kind,
                 broken.status,
@@ -174,7 +174,7 @@ class StreamRelay:
                 exchange.id,
                 reader.events,
             )
-            exchange.answering.close(is_revoked)  # which is no fault of the upstream
+            exchange.answering.close(is_revoked)  # not a fault of the upstream
         else:
             exchange.late_usage = usage is None or usage.source != "reported"
             exchange.answering.close(True)
@@ -187,4 +187,4 @@ class StreamRelay:
 
 
 def _slow_reader() -> GatewayError:
-    return GatewayError("the client took nothing for too long", status=499, code=SLOW_READER)
+    return GatewayError("the client did not read for stream_stall_s", status=499, code=SLOW_READER)

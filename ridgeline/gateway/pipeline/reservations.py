@@ -1,4 +1,4 @@
-"""What a request may use, and the limits that hold for it: before it is sent anywhere.
+"""A request's largest possible usage, and the reservation of its limits before it is sent.
 
 `most_used` is an upper estimate from the body alone. It serves single requests and the lines of a batch.
 """
@@ -13,14 +13,14 @@ from ridgeline.gateway.body import Fields, field
 from ridgeline.gateway.catalog import PublicModel
 from ridgeline.gateway.errors import BadRequest
 from ridgeline.gateway.limits.limiter import Reservation, Subject
-from ridgeline.gateway.pipeline.exchange import Exchange
+from ridgeline.gateway.pipeline.exchange import GatewayExchange
 from ridgeline.gateway.pipeline.parts import Parts
 from ridgeline.gateway.tenants.keys import Key, Limits, Team
 
 GENERATING = frozenset({"chat", "completions", "responses", "messages"})
 OUTPUT_LIMITS = ("max_completion_tokens", "max_tokens", "max_output_tokens")
 ANSWERS = ("n", "best_of")
-SEVERAL_ANSWERS = frozenset({"chat", "completions"})  # kinds that may ask for several answers
+SEVERAL_ANSWERS = frozenset({"chat", "completions"})  # kinds with several answers per request
 BYTES_PER_TOKEN = 4
 MOST_ANSWERS = 1024
 LONGEST_OUTPUT = 10_000_000  # tokens; a larger limit is a mistake
@@ -41,9 +41,9 @@ class MostUsed(NamedTuple):
 def most_used(
     kind: str, fields: Fields, body_bytes: int, output_estimate: int, counts: PromptCounts | None = None
 ) -> MostUsed:
-    """`output_estimate`: tokens of one answer whose request names no limit. BadRequest names a bad field.
+    """`output_estimate`: tokens of one answer without a limit in the request. BadRequest names a bad field.
 
-    counts: of a large request, for which another process has counted them.
+    counts: of a large request, counted by another process.
     """
     prompts, written_out = counts or prompt_counts(kind, fields)
     tokens_in = max(body_bytes // BYTES_PER_TOKEN, written_out)
@@ -59,7 +59,7 @@ def most_used(
 
 
 def prompt_counts(kind: str, fields: Fields) -> PromptCounts:
-    """How many prompts a request holds, and how many tokens of them are written out as numbers."""
+    """The number of prompts in a request, and the number of token ids in them."""
     if kind not in ("completions", "embeddings"):
         return 1, 0
     return _prompts(fields.get("prompt" if kind == "completions" else "input"))
@@ -74,8 +74,8 @@ def subjects_of(key: Key, team: Team | None, model: PublicModel | None = None) -
     return subjects
 
 
-async def reserve_request(parts: Parts, exchange: Exchange) -> Reservation:
-    """For a request that uses no tokens itself: it counts as one request, and as one under way."""
+async def reserve_request(parts: Parts, exchange: GatewayExchange) -> Reservation:
+    """For a request without tokens: counts one request, and one concurrent request."""
     assert exchange.key is not None
     exchange.reservation = reservation = await parts.limiter.reserve(
         subjects_of(exchange.key, exchange.team), 0, 0, when_unknown=exchange.key.when_limits_unknown
@@ -101,7 +101,7 @@ _items = msgspec.json.Decoder(list[msgspec.Raw])
 
 
 def _prompts(value: msgspec.Raw | None) -> tuple[int, int]:
-    """How many prompts a `prompt` or `input` holds, and how many tokens it writes out as numbers."""
+    """The number of prompts in a `prompt` or `input`, and the number of token ids in it."""
     text = bytes(value).lstrip() if value is not None else b""
     if not text.startswith(b"["):
         return 1, 0

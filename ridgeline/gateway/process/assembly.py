@@ -26,7 +26,7 @@ from ridgeline.gateway.observe.access_log import AccessLog
 from ridgeline.gateway.observe.metrics import GatewayMetrics, Readings, UpstreamReading
 from ridgeline.gateway.offload.offload import Offload, plain
 from ridgeline.gateway.pipeline.endpoints import NAMES
-from ridgeline.gateway.pipeline.exchange import Deadlines
+from ridgeline.gateway.pipeline.exchange import DeadlineSweep
 from ridgeline.gateway.pipeline.held_bytes import HeldBytes
 from ridgeline.gateway.pipeline.own_embeddings import OwnEmbeddings
 from ridgeline.gateway.pipeline.parts import Parts
@@ -122,7 +122,7 @@ class Assembly:
 async def _parts(settings: GatewaySettings, number: int, stack: AsyncExitStack) -> Parts:
     store = Store(settings.store, settings.state_dir)
     stack.push_async_callback(store.close)
-    deadlines = Deadlines()
+    deadlines = DeadlineSweep()
     policy = PolicyWatch(store, changed=partial(_end_revoked, deadlines))
     await policy.start()
     stack.push_async_callback(policy.stop)
@@ -191,7 +191,7 @@ async def _parts(settings: GatewaySettings, number: int, stack: AsyncExitStack) 
     return parts
 
 
-def _end_revoked(deadlines: Deadlines, policy: Policy) -> None:
+def _end_revoked(deadlines: DeadlineSweep, policy: Policy) -> None:
     """End requests of keys that were revoked together with their running requests."""
     for exchange in list(deadlines.live):
         if exchange.key is not None and policy.ends_requests(exchange.key.id):

@@ -1,1 +1,1 @@
-"""Who may ask: virtual keys, teams, scopes, what they own; the store they are kept in."""
+"""Tenants: virtual keys, teams, scopes and owned objects, and their store."""

@@ -1,6 +1,6 @@
-"""The audit log: who did what, when, from where, what it was before and after. Never a secret.
+"""The audit log: administrator, action, time, address, and state before and after. Never a secret.
 
-A row is written in the transaction of what it tells of: neither exists without the other.
+A row is written in the transaction of its change: neither exists without the other.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ Outcome = Literal["done", "refused", "failed"]
 
 
 class Actor(msgspec.Struct, frozen=True):
-    """Who asks for a change: the name of the admin key, and the address it came from."""
+    """The author of a change: the name of the admin key, and the client's address."""
 
     who: str
     address: str

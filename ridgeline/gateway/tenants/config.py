@@ -1,4 +1,4 @@
-"""StoreConfig: where keys, teams, owned objects and the audit log are kept, and how often workers look."""
+"""StoreConfig: the database of keys, teams, owned objects and the audit log, and its polling."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ class StoreConfig:
     )
     secret_file: Path | None = option(
         None,
-        "file with the secret that keys are digested with (at least 32 characters); "
-        "unset: made once and kept in the state directory, or in PostgreSQL for all gateways there",
+        "file with the secret for the digests of keys (at least 32 characters); "
+        "unset: created once in the state directory, or in PostgreSQL for all its gateways",
     )
-    poll_s: float = option(0.25, "how often a worker asks whether keys or teams have changed, in seconds")
-    timeout_s: float = option(5.0, "how long one question to the store may take, in seconds")
-    connections: int = option(4, "connections of one process to PostgreSQL, at most")
-    max_keys: int = option(100_000, "keys in the store at most, revoked ones included")
+    poll_s: float = option(0.25, "seconds between a worker's checks for changed keys and teams")
+    timeout_s: float = option(5.0, "time limit in seconds for one query of the store")
+    connections: int = option(4, "most connections of one process to PostgreSQL")
+    max_keys: int = option(100_000, "most keys in the store, revoked ones included")
     max_owned: int = option(
-        100_000, "files, batches and responses remembered for one tenant; the oldest are forgotten"
+        100_000, "most files, batches and responses recorded for one tenant; the oldest are dropped"
     )
 
     def __post_init__(self) -> None:

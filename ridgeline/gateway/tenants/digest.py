@@ -1,7 +1,7 @@
 """Secrets of keys, and their digests: HMAC-SHA256 under the gateway's own secret.
 
-A key's secret exists in the client's request and in the answer that creates it; everything else here,
-the store and logs included, knows its digest at most.
+A key's secret exists in the client's request and in the answer that creates it; everything else, the store
+and logs included, has at most its digest.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ def new_server_secret() -> str:
 
 
 def digester(server_secret: str) -> Callable[[str], bytes | None]:
-    """A function from a key's secret to its digest; None for what cannot be one of ours.
+    """A function from a key's secret to its digest; None for a text that cannot be a key.
 
-    HMAC from two prepared SHA-256 states: less than half the time of hmac.digest, which prepares them anew.
+    HMAC from two prepared SHA-256 states: less than half the time of hmac.digest, which prepares them again.
     """
     key = server_secret.encode()
     if len(key) > _BLOCK:
@@ -37,7 +37,7 @@ def digester(server_secret: str) -> Callable[[str], bytes | None]:
     outer_state = hashlib.sha256(bytes(byte ^ 0x5C for byte in key))
 
     def digest(secret: str) -> bytes | None:
-        # Whatever a client sends costs no more than one of our keys.
+        # A long text of a client costs no more than a key.
         if len(secret) != SECRET_LENGTH or not secret.isascii():
             return None
         inner = inner_state.copy()

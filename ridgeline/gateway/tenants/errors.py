@@ -1,4 +1,4 @@
-"""What can go wrong with the store: at start (StoreError), and for one request (StoreUnavailable)."""
+"""Errors of the store: at start (StoreError), and for one request (StoreUnavailable)."""
 
 from __future__ import annotations
 
@@ -10,18 +10,18 @@ from ridgeline.storage.errors import StorageError, StorageUnavailable, ValuesRef
 
 
 class StoreError(Exception):
-    """The store cannot be used as it is; the message says what to do. Ends the start of a gateway."""
+    """The store cannot be used; the message says what to do. The gateway does not start."""
 
 
 class StoreUnavailable(Unavailable):
-    """The store could not be reached, or did not answer in time. What it holds is not lost."""
+    """The store is unreachable, or did not answer within the time limit. Its data is not lost."""
 
     code = "store_unavailable"
 
     def __init__(self, cause: BaseException | str) -> None:
-        # The cause's kind alone: its text may name hosts, users and values.
+        # Only the cause's class: its message may name hosts, users and values.
         kind = cause if isinstance(cause, str) else type(cause).__name__
-        super().__init__(f"the store cannot be reached ({kind}); try again", headers={"retry-after": "1"})
+        super().__init__(f"the store is unreachable ({kind}); try again", headers={"retry-after": "1"})
 
 
 @contextmanager

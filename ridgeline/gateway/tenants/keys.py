@@ -1,6 +1,6 @@
-"""Key and Team: who asks, and what they may. Immutable; a worker holds all of them in one snapshot.
+"""Key and Team: identities and their permissions. Immutable; a worker holds all of them in one snapshot.
 
-They hold no cycles and there may be many: the garbage collector need not look at them (`gc=False`).
+They hold no cycles and there may be many: the garbage collector skips them (`gc=False`).
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ import msgspec
 
 
 class Limits(msgspec.Struct, frozen=True, gc=False):
-    """Of a key, a team or a model. None: no limit of its own. Money in US dollars."""
+    """Limits of a key, a team or a model. None: no limit. Money in US dollars."""
 
     requests_per_minute: int | None = None
     tokens_per_minute: int | None = None
@@ -28,21 +28,21 @@ class Team(msgspec.Struct, frozen=True, gc=False):
 class Key(msgspec.Struct, frozen=True, gc=False):
     """A virtual key without its secret. Empty scopes mean everything."""
 
-    id: str  # key_…; may stand in logs, rows and headers
+    id: str  # key_…; may appear in logs, rows and headers
     name: str
-    team: str = ""  # a Team's id; empty: the key stands for itself
+    team: str = ""  # a Team's id; empty: no team
     models: tuple[str, ...] = ()  # public names, or patterns with * at the end
     endpoints: tuple[str, ...] = ()  # names of `endpoints.ENDPOINTS`: chat, messages, embeddings, …
     expires_at: float | None = None  # unix seconds
     revoked_at: float | None = None
-    ends_requests: bool = False  # of a revoked key: its requests under way end too
+    ends_requests: bool = False  # of a revoked key: its running requests end too
     limits: Limits = Limits()
     priority: int = 1  # 0 before 1 before 2
-    when_limits_unknown: str = "closed"  # or "open": what happens while Redis cannot be reached
+    when_limits_unknown: str = "closed"  # or "open": while Redis is unreachable
     guard: str = ""  # the name of a [[guards]] policy; empty: the gateway's default
-    cache: str = "off"  # exact, semantic (and exact), off: what its requests may use without asking
+    cache: str = "off"  # exact, semantic (and exact), off: the default of its requests
 
     @property
     def tenant(self) -> str:
-        """What caches, fairness and ownership are divided by: the team, or the key that has none."""
+        """The unit of caches, fairness and ownership: the team, or a key without one."""
         return self.team or self.id

@@ -1,7 +1,7 @@
-"""What keys and teams are called, for reports that people read: ledger rows hold ids alone.
+"""Names of keys and teams, for reports: ledger rows hold only ids.
 
-`ridgeline gateway usage` asks this of a store it opens itself. Nothing is written, migrated or digested here;
-a store without keys, or without the tables, knows no names.
+Used by `ridgeline gateway usage` on a store that it opens itself. Nothing is written, migrated or digested;
+a store without keys, or without the tables, has no names.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ def read_names(store_url: str, state_dir: Path) -> Names:
     """Straight from the store: SQLite in the state directory, or PostgreSQL."""
     names: Names = {kind: {} for kind in _TABLES}
     decode = msgspec.json.Decoder(_Named).decode
-    with contextlib.suppress(StorageError):  # ids say enough where names cannot be read
+    with contextlib.suppress(StorageError):  # reports show ids if names cannot be read
         store = _store(store_url, state_dir)
         try:
             for kind, table in _TABLES.items():

@@ -1,7 +1,7 @@
-"""OwnedObjects: whose a file, a batch or a stored response is, and which upstream holds it.
+"""OwnedObjects: the owner and the upstream of each file, batch and stored response.
 
-Asked by the pipeline before it forwards anything that names an object. An owner is never replaced: an id
-that a second upstream gives out again stays with the first tenant.
+Used by the pipeline before it forwards a request that names an object. An owner is never replaced: an id that
+a second upstream uses again stays with the first tenant.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ from ridgeline.storage.database import Row, Work, statement
 
 MAX_ID = 256
 MAX_META = 16 * 1024  # bytes, as JSON
-MAX_WAITING = 10_000  # objects that wait to be written: far more than a store that answers ever sees
+MAX_WAITING = 10_000  # objects that wait to be written: far more than with a working store
 MAX_BATCH = 500
 PENDING = ("batch", "batch_order")  # kinds that are pending until they are settled
-PRUNE_EVERY = 1000  # objects of one tenant between two looks at its bound
+PRUNE_EVERY = 1000  # new objects of one tenant between checks of its limit
 MAX_PRUNED = 10_000
 
-Meta: TypeAlias = dict[str, object]  # JSON; the kind of an object says what is in it
+Meta: TypeAlias = dict[str, object]  # JSON; its fields depend on the object's kind
 
 _COLUMNS = "object_id, tenant, upstream, kind, created_ms, meta"
 
@@ -37,12 +37,12 @@ class Owned(msgspec.Struct, frozen=True):
     upstream: str
     kind: str  # file, batch, response
     created_ms: int = 0
-    meta: Meta = {}  # what the pipeline must know of it later; small, and never content
+    meta: Meta = {}  # data for later requests; small, and never content
 
 
 class OwnedObjects:
     def __init__(self, store: Store, *, remembered: int = 50_000) -> None:
-        """remembered: the most recently used owners that this process answers for without the store."""
+        """remembered: size of the LRU cache of owners in this process."""
         self._store = store
         self._capacity = remembered
         self._known: OrderedDict[str, Owned] = OrderedDict()
@@ -53,9 +53,9 @@ class OwnedObjects:
     async def remember(
         self, object_id: str, tenant: str, upstream: str, kind: str, meta: Meta | None = None
     ) -> bool:
-        """Returns when it is in the store, for every worker to see; False: another tenant has this id.
+        """Returns when it is in the store, visible to every worker; False: another tenant has this id.
 
-        What comes at the same time shares a transaction. A batch is pending until it is `settled`.
+        Concurrent calls share a transaction. A batch is pending until it is `settled`.
         """
         if not 0 < len(object_id) <= MAX_ID or "\0" in object_id:
             raise BadRequest(f"an object's id must have from 1 to {MAX_ID} characters", code="invalid_id")
@@ -63,10 +63,10 @@ class OwnedObjects:
             other, done = self._waiting[object_id]
             return await asyncio.shield(done) and other.tenant == tenant
         if len(self._waiting) >= MAX_WAITING:
-            raise StoreUnavailable("too much waits for it")
+            raise StoreUnavailable("too many writes are waiting")
         owned = Owned(object_id, tenant, upstream, kind, int(unix_s() * 1000), meta or {})
         if len(msgspec.json.encode(owned.meta)) > MAX_META:
-            raise BadRequest(f"what is remembered of an object is larger than {MAX_META} bytes")
+            raise BadRequest(f"the meta of an object is larger than {MAX_META} bytes")
         done = asyncio.get_running_loop().create_future()
         self._waiting[object_id] = (owned, done)
         if self._writer is None:
@@ -82,13 +82,13 @@ class OwnedObjects:
             return None
         rows = await self._store.ask(f"SELECT {_COLUMNS} FROM ridgeline_owned WHERE object_id = ?", object_id)
         if not rows:
-            return None  # not kept: another worker may remember it in a moment
+            return None  # not cached: another worker may add it soon
         owned = _owned(rows[0])
         self._keep(owned)
         return owned
 
     async def forget(self, object_id: str) -> None:
-        """Other workers may name its owner a while longer; its upstream no longer has it then."""
+        """Other workers may return its owner for a while; its upstream no longer has the object."""
         await self._store.write(statement("DELETE FROM ridgeline_owned WHERE object_id = ?", object_id))
         self._known.pop(object_id, None)
 
@@ -106,14 +106,14 @@ class OwnedObjects:
         return [_owned(row) for row in rows]
 
     async def describe(self, object_id: str, meta: Meta) -> None:
-        """Replace the meta of what is not pending."""
+        """Replace the meta of an object that is not pending."""
         text = msgspec.json.encode(meta).decode()
         sql = "UPDATE ridgeline_owned SET meta = ? WHERE object_id = ? AND pending = 0"
         await self._store.write(statement(sql, text, object_id))
         self._known.pop(object_id, None)
 
     async def pending(self, kind: str) -> list[Owned]:
-        """Of all tenants, the oldest first: those whose end has not been seen to."""
+        """Pending objects of all tenants, oldest first."""
         found: list[Owned] = []
         after_ms, after_id = -1, ""
         while True:
@@ -134,19 +134,19 @@ class OwnedObjects:
         return _owned(rows[0]) if rows else None
 
     async def fresh(self, object_id: str) -> Owned | None:
-        """As `owner`, with what other workers have noted meanwhile."""
+        """As `owner`, but read from the store, with changes of other workers."""
         self._known.pop(object_id, None)
         return await self.owner(object_id)
 
     async def note(self, object_id: str, meta: Meta) -> None:
-        """Replace the meta of what is pending."""
+        """Replace the meta of a pending object."""
         text = msgspec.json.encode(meta).decode()
         sql = "UPDATE ridgeline_owned SET meta = ? WHERE object_id = ? AND pending = 1"
         await self._store.write(statement(sql, text, object_id))
         self._known.pop(object_id, None)
 
     async def rename(self, object_id: str, new_id: str, kind: str) -> bool:
-        """In one step. False: there is an object of the new name already."""
+        """In one step. False: an object of the new name already exists."""
         if not 0 < len(new_id) <= MAX_ID or "\0" in new_id:
             raise BadRequest(f"an object's id must have from 1 to {MAX_ID} characters", code="invalid_id")
         renamed = await self._store.write(_rename(object_id, new_id, kind))
@@ -154,12 +154,12 @@ class OwnedObjects:
         return renamed
 
     async def settled(self, object_id: str) -> bool:
-        """It is no longer pending; True for the one worker that said so first."""
+        """Mark it as no longer pending; True only for the first worker."""
         sql = "UPDATE ridgeline_owned SET pending = 0 WHERE object_id = ? AND pending = 1 RETURNING object_id"
         return bool(await self._store.write(statement(sql, object_id)))
 
     async def close(self) -> None:
-        """Waits for what is being written."""
+        """Waits for running writes."""
         if self._writer is not None:
             await asyncio.wait([self._writer])
 
@@ -170,7 +170,7 @@ class OwnedObjects:
             self._known.popitem(last=False)
 
     async def _write(self) -> None:
-        """Until nothing waits: one transaction after the other, each with all that came meanwhile."""
+        """Writes until nothing waits: one transaction after the other, each with all new objects."""
         try:
             while self._waiting:
                 batch = list(self._waiting.values())[:MAX_BATCH]
@@ -195,12 +195,14 @@ class OwnedObjects:
             del self._waiting[owned.id]
             if not done.done():
                 done.set_exception(error)
-                done.exception()  # seen, even where its waiter has gone
+                done.exception()  # retrieved, even if its waiter was cancelled
 
     def _insert(self, batch: list[Owned]) -> Work[dict[str, Owned]]:
-        """Who owns each of them afterwards."""
+        """The owner of each object afterwards."""
         kept = {}
-        for owned in sorted(batch, key=lambda one: one.id):  # one order: no two gateways wait for each other
+        for owned in sorted(
+            batch, key=lambda one: one.id
+        ):  # a fixed order: prevents deadlocks between gateways
             meta, pending = msgspec.json.encode(owned.meta).decode(), int(owned.kind in PENDING)
             added = yield (
                 f"INSERT INTO ridgeline_owned ({_COLUMNS}, pending) VALUES (?, ?, ?, ?, ?, ?, ?)"
@@ -228,7 +230,7 @@ def _rename(object_id: str, new_id: str, kind: str) -> Work[bool]:
 
 
 def _prune(tenant: str, keep: int) -> Work[None]:
-    """What is pending stays: it has yet to be booked."""
+    """Pending objects stay: they are not booked yet."""
     yield (
         "DELETE FROM ridgeline_owned WHERE pending = 0 AND object_id IN"
         " (SELECT object_id FROM ridgeline_owned WHERE tenant = ?"

@@ -1,7 +1,7 @@
-"""Policy: every key and team, as a worker asks for them on each request. Never waits, never asks the store.
+"""Policy: every key and team, in memory, for lookups on each request. Never waits, never queries the store.
 
-Belongs to one event loop: `apply` takes changes in between two requests, and costs what they are, however
-many keys there are.
+Belongs to one event loop: `apply` applies changes between two requests; its cost depends on the number of
+changes, not of keys.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class KeyEntry(msgspec.Struct, frozen=True, gc=False):
 
 
 class Changes(msgspec.Struct, frozen=True):
-    """What the store holds that is newer than a version; all of it when `whole`."""
+    """Changes in the store since a version; everything if `whole`."""
 
     version: int
     whole: bool
@@ -62,10 +62,10 @@ class Policy:
         return access.key
 
     def refusal(self, secret: str) -> Unauthorized:
-        """Why `lookup` found none. Only who holds the secret learns that its key is expired or revoked."""
+        """Why `lookup` found none. Only the secret reveals that its key is expired or revoked."""
         access = self._accesses.get(self._digest(secret))  # type: ignore[arg-type]
         if access is None:
-            return Unauthorized("the API key is not known here")
+            return Unauthorized("the API key is unknown to this gateway")
         if access.key.revoked_at is not None:
             return key_revoked()
         if access.key.expires_at is not None and access.key.expires_at <= time():
@@ -73,19 +73,19 @@ class Policy:
         return Unauthorized("the API key has been replaced by a new one", code="rotated_api_key")
 
     def key(self, id: str) -> Key | None:
-        """The key as it is now, if it may be used: for requests that have waited since they were let in."""
+        """The current key, if it may be used: for requests that have waited since their admission."""
         entry = self._keys.get(id)
         if entry is None or _end(entry.key) <= time():
             return None
         return entry.key
 
     def known_key(self, id: str) -> Key | None:
-        """The key, also one that may no longer be used."""
+        """The key, even if it may no longer be used."""
         entry = self._keys.get(id)
         return None if entry is None else entry.key
 
     def ends_requests(self, id: str) -> bool:
-        """Whether the key was revoked with the requests under way."""
+        """Whether the key was revoked together with its running requests."""
         key = self.known_key(id)
         return key is not None and key.revoked_at is not None and key.ends_requests
 
@@ -93,14 +93,14 @@ class Policy:
         return self._teams.get(id)
 
     def keys(self) -> Iterable[Key]:
-        """Every key, also those that may no longer be used."""
+        """Every key, including those that may no longer be used."""
         return (entry.key for entry in self._keys.values())
 
     def teams(self) -> Iterable[Team]:
         return self._teams.values()
 
     def apply(self, changes: Changes) -> Policy:
-        """Take the changes in; returns itself."""
+        """Apply the changes; returns itself."""
         if changes.whole:
             self._accesses, self._keys, self._teams = {}, {}, {}
         for id in changes.gone:
@@ -115,7 +115,7 @@ class Policy:
         return self
 
     def contents(self) -> Changes:
-        """All of it, as `apply` takes it in."""
+        """Everything, in the form for `apply`."""
         return Changes(self.version, True, tuple(self._keys.values()), tuple(self._teams.values()))
 
     def _add_key(self, entry: KeyEntry) -> None:

@@ -1,4 +1,4 @@
-"""A copy of the policy in the state directory, for workers that start while PostgreSQL is away.
+"""A copy of the policy in the state directory, for workers that start while PostgreSQL is unreachable.
 
 Digests and the secret they are made with, mode 0600; no key. Written in a thread, a few keys at a time: one
 large piece would hold Python's lock, and with it the event loop, for as long as it takes.
@@ -29,13 +29,13 @@ class _Head(msgspec.Struct):
 
 
 def write_copy(path: Path, server_secret: str, contents: Changes) -> None:
-    """OSError when it cannot be; the copy before it stays then."""
+    """OSError if it fails; the previous copy stays."""
     path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
     replaced(path, _pieces(server_secret, contents))
 
 
 def read_copy(path: Path) -> Policy | None:
-    """None where there is no whole one."""
+    """None if there is no complete copy."""
     try:
         head, *lines = path.read_bytes().splitlines()
         first = msgspec.json.decode(head, type=_Head)

@@ -1,7 +1,7 @@
-"""Registry: makes and changes keys and teams, each change with its audit record in one transaction.
+"""Registry: creates and changes keys and teams, each change with its audit record in one transaction.
 
-Called by the admin app with fields that were checked there; what depends on the store's content (a team
-that must exist, a name that is taken) is checked here, where nobody else can change it meanwhile.
+Called by the admin app with checked fields; conditions on the store's content (a team that must exist, a name
+that is taken) are checked here, inside the transaction.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ from ridgeline.storage.database import Row, Work, statement
 
 MAX_LIVE_SECRETS = 4  # of one key: the current one and those in their grace
 MAX_TEAMS = 10_000
-GONE_VERSIONS = 10_000  # changes for which deletions are remembered one by one
+GONE_VERSIONS = 10_000  # number of changes for which deletions are kept one by one
 
 _key_of = msgspec.json.Decoder(Key).decode
 _team_of = msgspec.json.Decoder(Team).decode
 
 
 class KeyRecord(msgspec.Struct, frozen=True):
-    """A key as administrators see it."""
+    """A key for the admin API."""
 
     key: Key
     created_ms: int
@@ -70,11 +70,11 @@ class Registry:
         return await self._store.write(_rotate_key(id, self._digest(secret), grace_s, by)), secret
 
     async def revoke_key(self, id: str, by: Actor, end_requests: bool = False) -> KeyRecord:
-        """end_requests: also end what is under way; of a key that is revoked already, too."""
+        """end_requests: also end running requests, even if the key is already revoked."""
         return await self._store.write(_revoke_key(id, by, end_requests))
 
     async def delete_key(self, id: str, by: Actor) -> None:
-        """Of a revoked key: its name and limits are forgotten too."""
+        """Delete a revoked key with its name and limits."""
         await self._store.write(_delete_key(id, by))
 
     async def key(self, id: str) -> KeyRecord:
@@ -83,7 +83,7 @@ class Registry:
     async def keys(
         self, *, team: str | None, name: str | None, with_revoked: bool, after: str, limit: int
     ) -> list[KeyRecord]:
-        """In the order of their ids, those behind `after`."""
+        """Ordered by id, after the id `after`."""
         return await self._store.read(_keys(team, name, with_revoked, after, limit))
 
     # ---- teams ----
@@ -108,7 +108,7 @@ class Registry:
     async def record(
         self, by: Actor, action: str, target: str, outcome: audit.Outcome, after: Any = None
     ) -> None:
-        """Of what changes nothing in the store, or was refused."""
+        """Record an action that changes nothing in the store, or was refused."""
         await self._store.write(audit.record(by, action, target, after=after, outcome=outcome))
 
     async def audit(self, since_ms: int | None, after: int | None, limit: int) -> list[AuditEntry]:
@@ -130,7 +130,7 @@ def _next_version() -> Work[int]:
 
 
 def _gone(id: str, version: int) -> Work[None]:
-    """For workers to forget it. One that is further behind than this remembers reads everything anew."""
+    """Record a deletion for workers. A worker that is further behind reads everything again."""
     yield "INSERT INTO ridgeline_gone (id, version) VALUES (?, ?)", (id, version)
     forgotten = version - GONE_VERSIONS
     yield "UPDATE ridgeline_policy SET epoch = ? WHERE id = 1 AND epoch < ?", (forgotten, forgotten)
@@ -141,7 +141,7 @@ def _create_key(key: Key, digest: str, max_keys: int, by: Actor) -> Work[KeyReco
     version = yield from _next_version()
     ((count,),) = yield "SELECT count(*) FROM ridgeline_keys", ()
     if count >= max_keys:
-        raise Conflict(f"the store has {count} keys, its limit: delete revoked ones, or raise store.max_keys")
+        raise Conflict(f"the store has {count} keys, the limit; delete revoked keys, or raise store.max_keys")
     yield from _check_team(key.team)
     now = _now_ms()
     yield (
@@ -198,7 +198,7 @@ def _delete_key(id: str, by: Actor) -> Work[None]:
     version = yield from _next_version()
     before = yield from _key(id)
     if before.key.revoked_at is None:
-        raise Conflict("only a revoked key can be deleted: revoke it first")
+        raise Conflict("only a revoked key can be deleted; revoke it first")
     yield "DELETE FROM ridgeline_secrets WHERE key_id = ?", (id,)
     yield "DELETE FROM ridgeline_keys WHERE id = ?", (id,)
     yield from _gone(id, version)
@@ -250,7 +250,7 @@ def _delete_team(id: str, by: Actor) -> Work[None]:
 def _key(id: str) -> Work[KeyRecord]:
     rows = yield "SELECT document, created_ms FROM ridgeline_keys WHERE id = ?", (id,)
     if not rows:
-        raise NotFound("there is no key with this id")
+        raise NotFound("no key has this id")
     return (yield from _records(rows))[0]
 
 
@@ -283,7 +283,7 @@ def _records(rows: list[Row]) -> Work[list[KeyRecord]]:
 def _usable_key(id: str) -> Work[KeyRecord]:
     record = yield from _key(id)
     if record.key.revoked_at is not None:
-        raise Conflict("the key is revoked, and stays so: create another")
+        raise Conflict("the key is revoked permanently; create another")
     return record
 
 
@@ -305,7 +305,7 @@ def _add_secret(key_id: str, digest: str, now_ms: int) -> Work[None]:
 def _team(id: str) -> Work[TeamRecord]:
     rows = yield "SELECT document, created_ms FROM ridgeline_teams WHERE id = ?", (id,)
     if not rows:
-        raise NotFound("there is no team with this id")
+        raise NotFound("no team has this id")
     return TeamRecord(_team_of(rows[0][0]), rows[0][1])
 
 
@@ -320,7 +320,7 @@ def _teams(name: str | None, after: str, limit: int) -> Work[list[TeamRecord]]:
 
 def _check_team(id: str) -> Work[None]:
     if id and not (yield "SELECT 1 FROM ridgeline_teams WHERE id = ?", (id,)):
-        raise BadRequest("team: there is no team with this id", param="team", code="unknown_team")
+        raise BadRequest("team: no team has this id", param="team", code="unknown_team")
 
 
 def _check_team_name(team: Team) -> Work[None]:

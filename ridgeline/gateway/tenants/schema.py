@@ -14,7 +14,7 @@ _TABLES = (
     "CREATE TABLE ridgeline_policy (id BIGINT PRIMARY KEY CHECK (id = 1), version BIGINT NOT NULL,"
     " epoch BIGINT NOT NULL)",
     "INSERT INTO ridgeline_policy (id, version, epoch) VALUES (1, 1, 1)",
-    # Keys and teams that were deleted after the version `epoch`; what is older has to be read as a whole.
+    # Keys and teams deleted after the version `epoch`; for older versions everything must be read again.
     "CREATE TABLE ridgeline_gone (id TEXT PRIMARY KEY, version BIGINT NOT NULL)",
     "CREATE INDEX ridgeline_gone_version ON ridgeline_gone (version)",
     "CREATE TABLE ridgeline_meta (name TEXT PRIMARY KEY, value TEXT NOT NULL)",
@@ -43,7 +43,7 @@ _AUDIT = (
 )
 _AUDIT_INDEX = "CREATE INDEX ridgeline_audit_at ON ridgeline_audit (at_ms)"
 
-# What is written in the audit log stays as it was written, also for who has the store's own password.
+# Rows of the audit log cannot be changed, not even with the store's password.
 _SQLITE_APPEND_ONLY = tuple(
     f"CREATE TRIGGER ridgeline_audit_no_{verb.lower()} BEFORE {verb} ON ridgeline_audit"
     " BEGIN SELECT RAISE(ABORT, 'the audit log is append only'); END"

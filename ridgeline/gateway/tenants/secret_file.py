@@ -1,4 +1,4 @@
-"""Files that hold a secret: read with care, made once with mode 0600 however many processes start at once."""
+"""Files with a secret: created once, with mode 0600, even if several processes start at once."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def read_secret(path: Path) -> str:
 
 
 def made_once(path: Path, make: Callable[[], str]) -> bool:
-    """Make the file unless it is there; True for the one process that did."""
+    """Create the file unless it exists; True for the one process that created it."""
     if path.exists():
         return False
     try:
@@ -43,7 +43,7 @@ def made_once(path: Path, make: Callable[[], str]) -> bool:
 
 
 def replaced(path: Path, pieces: Iterable[bytes]) -> None:
-    """Write a private file as a whole, or leave the one that is there. OSError when it cannot be."""
+    """Replace a private file atomically. OSError if it fails; the old file stays."""
     descriptor, draft = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}-")
     try:
         with os.fdopen(descriptor, "wb") as file:

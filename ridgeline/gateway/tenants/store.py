@@ -1,8 +1,8 @@
 """Store: opens the database of a gateway and reads policies from it. Changes are made by `registry`.
 
-One in each process. `prepare` brings the tables to the newest version and settles the secret that keys are
-digested with; whatever needs the store calls it first, so that a database that was away at the start is
-used as soon as it is back.
+One per process. `prepare` migrates the tables to the newest version and fixes the secret for digests of keys;
+every user of the store calls it first, so that a database that was unreachable at the start is used as soon
+as it is back.
 """
 
 from __future__ import annotations
@@ -44,11 +44,11 @@ class Store:
 
     @property
     def is_shared(self) -> bool:
-        """In PostgreSQL, which may be away while this gateway runs."""
+        """Whether it is PostgreSQL, which may be unreachable while this gateway runs."""
         return self._database.dialect == "postgres"
 
     async def prepare(self) -> None:
-        """StoreUnavailable: later perhaps. StoreError: somebody must look."""
+        """StoreUnavailable: try again later. StoreError: an operator must act."""
         async with self._preparing:
             if self._secret:
                 return
@@ -68,7 +68,7 @@ class Store:
         return int(rows[0][0])
 
     async def changes(self, since: int) -> Changes:
-        """What is newer than the version `since`, on one view of the store."""
+        """Changes since the version `since`, in one snapshot of the store."""
         return await self.read(_changes(since))
 
     # ---- transactions ----
@@ -93,7 +93,7 @@ class Store:
             await self.prepare()
 
     def _own_secret(self) -> str | None:
-        """This gateway's own, from a file; None: the one that lies in PostgreSQL for all gateways."""
+        """This gateway's secret, from a file; None: the one in PostgreSQL for all gateways."""
         path = self.config.secret_file
         if path is not None:
             secret = read_secret(path.expanduser())
@@ -121,7 +121,7 @@ def _database(config: StoreConfig, state_dir: Path) -> Database:
 
 
 def _settle_secret(own: str | None) -> Work[str]:
-    """The secret in use: refused where the store's keys were made with another, since none would be known."""
+    """The secret in use; refused if the store's keys were made with another, since no key would match."""
     if own is None:
         secret = yield from _kept("server_secret", new_server_secret())
     else:
@@ -129,14 +129,14 @@ def _settle_secret(own: str | None) -> Work[str]:
     check = hmac.new(secret.encode(), b"ridgeline gateway keys", hashlib.sha256).hexdigest()
     if (yield from _kept("server_secret_check", check)) != check:
         raise StoreError(
-            "the secret that keys are digested with is not the one this store's keys were made with: "
-            "bring back the file it was in (secret in the state directory, or store.secret_file)"
+            "this store's keys were made with another secret: "
+            "restore its file (secret in the state directory, or store.secret_file)"
         )
     return secret
 
 
 def _kept(name: str, value: str) -> Work[str]:
-    """What the store has under this name; the given value, if it had nothing."""
+    """The store's value of this name; stores the given value if there is none."""
     yield (
         "INSERT INTO ridgeline_meta (name, value) VALUES (?, ?) ON CONFLICT (name) DO NOTHING",
         (name, value),
@@ -147,7 +147,7 @@ def _kept(name: str, value: str) -> Work[str]:
 
 def _changes(since: int) -> Work[Changes]:
     ((version, epoch),) = yield "SELECT version, epoch FROM ridgeline_policy WHERE id = 1", ()
-    whole = since < epoch or since > version  # newer than the store: it was put back from a backup
+    whole = since < epoch or since > version  # newer than the store: the store was restored from a backup
     since = 0 if whole else since
     keys = yield from statement("SELECT id, document FROM ridgeline_keys WHERE version > ?", since)
     secrets = yield from statement(

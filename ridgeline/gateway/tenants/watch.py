@@ -1,7 +1,7 @@
-"""PolicyWatch: keeps one worker's policy as new as the store, by asking for its version four times a second.
+"""PolicyWatch: keeps one worker's policy up to date by polling the store's version four times a second.
 
-While the store is away the last policy stays in use, and `snapshot` says how old it is. With PostgreSQL a
-copy is kept in the state directory, so that a worker that starts meanwhile knows its keys too.
+While the store is unreachable the last policy stays in use, and `snapshot` has its age. With PostgreSQL a
+copy is kept in the state directory, so that a worker that starts in the meantime has the keys too.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ from ridgeline.gateway.tenants.store import Store
 
 log = logging.getLogger(__name__)
 
-COPY_SHARE = 0.05  # of a thread's time at most goes into copies, while keys change all the time
-STALE_S = 1.0  # without an answer of the store for this long, a revocation elsewhere may not be known here
+COPY_SHARE = 0.05  # most of a thread's time for copies, while keys change all the time
+STALE_S = 1.0  # after this time without the store, a revocation elsewhere may be unknown here
 
 
 class PolicyWatch:
     def __init__(self, store: Store, *, changed: Callable[[Policy], None] | None = None) -> None:
-        """changed: called on the event loop after each change, with the policy as it is then."""
-        self.policy = Policy("")  # knows nobody
+        """changed: called on the event loop after each change, with the new policy."""
+        self.policy = Policy("")  # empty
         self._store = store
         self._changed = changed
         self._copy = store.state_dir / FILE if store.is_shared else None
@@ -39,7 +39,7 @@ class PolicyWatch:
         self._failures = 0
 
     async def start(self) -> None:
-        """Returns with a policy in place. StoreUnavailable where neither the store nor a copy has one."""
+        """Returns when a policy is loaded. StoreUnavailable if neither the store nor a copy has one."""
         try:
             await self.refresh()
         except StoreUnavailable:
@@ -49,7 +49,7 @@ class PolicyWatch:
             self._failures += 1
             self._is_copy = True
             self.policy = copy
-            log.warning("the store is away: keys and teams are those of the copy in the state directory")
+            log.warning("the store is unreachable; using the copy of keys and teams in the state directory")
         await self._keep_copy()
         self._task = asyncio.create_task(self._poll(), name="policy-watch")
 
@@ -61,7 +61,7 @@ class PolicyWatch:
             self._task = None
 
     async def refresh(self) -> bool:
-        """Ask now; True if something has changed. StoreUnavailable: the policy stays as it is."""
+        """Poll now; True if something has changed. StoreUnavailable: the policy stays unchanged."""
         async with self._refreshing:  # older changes are never applied after newer ones
             await self._store.prepare()
             if self.policy.version == 0 or self._is_copy:
@@ -83,7 +83,7 @@ class PolicyWatch:
         return time.monotonic() - self._asked_at > STALE_S
 
     def snapshot(self) -> dict[str, float]:
-        """For metrics: how old the policy may be, and how often the store did not answer."""
+        """For metrics: the greatest age of the policy, and the number of failed polls."""
         age = time.monotonic() - self._asked_at
         return {
             "policy_version": self.policy.version,
@@ -102,13 +102,13 @@ class PolicyWatch:
             except (StoreUnavailable, StoreError) as error:
                 self._failures += 1
                 if not was_down:
-                    log.warning("keys and teams stay as they were: %s", error)
+                    log.warning("keys and teams could not be updated: %s", error)
                 was_down = True
             except Exception:
                 # A poll that ends would leave revoked keys in use for ever.
                 self._failures += 1
                 if not was_down:
-                    log.exception("keys and teams stay as they were")
+                    log.exception("keys and teams could not be updated")
                 was_down = True
             else:
                 if was_down:

@@ -27,7 +27,7 @@ from ridgeline.gateway.upstreams.errors import gateway_error
 from ridgeline.gateway.upstreams.opened import AttemptKind, Opened
 from ridgeline.gateway.upstreams.outgoing import Outgoing, Target
 from ridgeline.gateway.upstreams.upstream import Upstream
-from ridgeline.proxy.answer import Answer
+from ridgeline.proxy.answer import UpstreamAnswer
 from ridgeline.proxy.backoff import backoff_s, retry_after_s
 from ridgeline.proxy.breaker import Pass
 from ridgeline.proxy.errors import ProxyError, QueueRefused, RequestBroken
@@ -156,7 +156,7 @@ class Attempts:
             raise
         return self._after_answer(answer, outgoing, credential, given)
 
-    async def _send(self, outgoing: Outgoing, credential: Credential) -> Answer:
+    async def _send(self, outgoing: Outgoing, credential: Credential) -> UpstreamAnswer:
         upstream = self._upstream
         headers: Headers = [one for one in outgoing.headers if one[0] not in SECRET_HEADERS]
         if upstream.config.kind == "anthropic" and not any(
@@ -169,7 +169,7 @@ class Attempts:
             outgoing.path,
             headers,
             outgoing.body,
-            deadlines=upstream.deadlines,
+            timeouts=upstream.timeouts,
             until=self._call.deadline,
             fixed=credential.lines,
             wait_for_body=True,
@@ -195,7 +195,7 @@ class Attempts:
         return self._retry(0.0, gateway_error(error), unsent=cause in UNSENT, at_once=cause == "stale")
 
     def _after_answer(
-        self, answer: Answer, outgoing: Outgoing, credential: Credential, given: Pass
+        self, answer: UpstreamAnswer, outgoing: Outgoing, credential: Credential, given: Pass
     ) -> Opened | float | None:
         upstream, status, kind = self._upstream, answer.status, self._kind
         upstream.heard_at = answer.last_at
@@ -223,7 +223,7 @@ class Attempts:
         answer.abort()
         return wait_s
 
-    def _opened(self, answer: Answer, outgoing: Outgoing, credential: Credential) -> Opened:
+    def _opened(self, answer: UpstreamAnswer, outgoing: Outgoing, credential: Credential) -> Opened:
         call = self._call
         self._note(self._kind, credential, answer.status, "", answer.asked_at)
         first = answer.take() if outgoing.stream else b""

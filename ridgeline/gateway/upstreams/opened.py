@@ -10,7 +10,7 @@ import msgspec
 from ridgeline.gateway.upstreams.errors import gateway_error
 from ridgeline.gateway.upstreams.outgoing import Target
 from ridgeline.gateway.upstreams.upstream import Upstream
-from ridgeline.proxy.answer import Answer
+from ridgeline.proxy.answer import UpstreamAnswer
 from ridgeline.proxy.breaker import Pass
 from ridgeline.proxy.errors import ProxyError
 from ridgeline.proxy.relay import relay
@@ -54,7 +54,7 @@ class Opened:
 
     def __init__(
         self,
-        answer: Answer,
+        answer: UpstreamAnswer,
         target: Target,
         credential: str,
         attempts: list[Attempt],

@@ -12,7 +12,7 @@ from ridgeline.gateway.upstreams.config import RetryConfig, UpstreamConfig
 from ridgeline.gateway.upstreams.credentials import read_credentials
 from ridgeline.proxy.breaker import Breaker, Pass
 from ridgeline.proxy.fair_queue import FairQueue
-from ridgeline.proxy.http_client import Deadlines
+from ridgeline.proxy.http_client import Timeouts
 from ridgeline.proxy.origin import read_url
 
 log = logging.getLogger(__name__)
@@ -44,9 +44,7 @@ class Upstream:
         self.credentials = read_credentials(config)
         self.breaker = Breaker(retries.breaker_limits, clock)
         self.queue = FairQueue(config.max_concurrent, config.max_waiting, clock=clock)
-        self.deadlines = Deadlines(
-            config.connect_timeout_s, config.first_byte_timeout_s, config.idle_timeout_s
-        )
+        self.timeouts = Timeouts(config.connect_timeout_s, config.first_byte_timeout_s, config.idle_timeout_s)
         self.requests = self.failures = 0
         self.heard_at = clock()  # when an answer last began, or had received bytes at a check
         self.stalled_at = 0.0  # when its streams were last found stalled

@@ -14,7 +14,7 @@ from ridgeline.gateway.errors import UpstreamFailed, UpstreamTimeout
 from ridgeline.gateway.upstreams.errors import gateway_error
 from ridgeline.gateway.upstreams.upstream import Upstream
 from ridgeline.proxy.errors import ProxyError
-from ridgeline.proxy.http_client import Deadlines, HttpClient
+from ridgeline.proxy.http_client import HttpClient, Timeouts
 
 WAIT_S = 2.0  # for an interrupted request to end
 UNKNOWN_S = 0.4  # for a request whose bytes the server reads after the request for its usage
@@ -86,7 +86,7 @@ async def _ask(client: HttpClient, upstream: Upstream, request_id: str, until: f
             "GET",
             f"/v1/usage/{request_id}",
             [],
-            deadlines=Deadlines(WAIT_S, WAIT_S, WAIT_S),
+            timeouts=Timeouts(WAIT_S, WAIT_S, WAIT_S),
             until=until,
             fixed=b"" if key is None else key.lines,
         )

@@ -365,7 +365,7 @@ def test_a_request_is_counted_once_though_it_reserves_in_two_steps() -> None:
     clock.now += 1
     reservation = now(limiter.reserve((subject, model), 60, 0, admitted=admitted))
     assert reservation.headers["x-ratelimit-remaining-tokens"] == "40"
-    with pytest.raises(Limited, match="under way"):
+    with pytest.raises(Limited, match="concurrent requests"):
         now(limiter.admit((subject,)))
     limiter.settle(reservation, 10, 0)
     admitted = now(limiter.admit((subject,)))

@@ -64,4 +64,4 @@ def test_a_route_without_rows_or_a_folder_without_a_ledger_is_said(
     assert main(["router", "decisions", "nowhere", "--state-dir", str(state)]) == 0
     assert "no request of the route nowhere" in capsys.readouterr().out
     assert main(["router", "decisions", "--state-dir", str(tmp_path / "empty")]) == 1
-    assert "no ledger is there" in capsys.readouterr().err
+    assert "no such ledger" in capsys.readouterr().err

@@ -189,7 +189,7 @@ def test_evaluate_prints_a_table_and_writes_its_files(
         (["--models", "small,large", "--cost", "small=x"], "not a number of US dollars"),
         (["--models", "small,large", "--max-tokens", "2"], "--max-tokens must be 8 to 8192"),
         (["--models", "small,large", "--embeddings-url", "ftp://x"], "must begin with http"),
-        (["--models", "small,large", "--out", "/nowhere/at/all.npz"], "there is no folder"),
+        (["--models", "small,large", "--out", "/nowhere/at/all.npz"], "does not exist"),
     ],
 )
 def test_wrong_flags_are_one_line_that_says_so(

@@ -14,7 +14,7 @@ from ridgeline.gateway.routing.embedder import Embedder, EmbeddingFailed
 from ridgeline.gateway.routing.learned.vectors import VectorServer
 from ridgeline.gateway.routing.own_server import OwnServer
 from ridgeline.models.files.registry import cached_file, find_known
-from ridgeline.proxy.http_client import Deadlines, HttpClient
+from ridgeline.proxy.http_client import HttpClient, Timeouts
 from ridgeline.proxy.origin import read_url
 
 MODEL = "all-minilm-l6-v2"
@@ -32,7 +32,7 @@ async def test_vectors_for_a_fit_are_those_of_a_decision_and_the_server_ends_wit
 
         async def post(body: bytes) -> bytes:
             headers = [(b"content-type", b"application/json")]
-            answer = await client.ask(origin, "POST", "/v1/embeddings", headers, body, deadlines=Deadlines())
+            answer = await client.ask(origin, "POST", "/v1/embeddings", headers, body, timeouts=Timeouts())
             return await answer.read(1 << 20)
 
         embedder = Embedder(EmbeddingsConfig(upstream="own", model=MODEL, timeout_ms=20_000.0), post)

@@ -263,7 +263,7 @@ async def test_another_secret_than_the_keys_were_made_with_is_refused(
     assert first.server_secret == "1" * 32
     await first.close()
     for path, reason in (
-        (two, "not the one"),
+        (two, "another secret"),
         (short, "fewer than 32"),
         (tmp_path / "none", "cannot be read"),
     ):

@@ -93,7 +93,7 @@ def test_an_invalid_run_is_loud_and_exits_with_1(
         (["--body", "nonsense"], "--body is not JSON"),
         (["--traffic", "azure:/nowhere.csv"], "/nowhere.csv"),
         (["--concurency", "2"], "did you mean --concurrency"),
-        (["--out", "/dev/null/run"], "no run can be kept there"),
+        (["--out", "/dev/null/run"], "cannot save a run there"),
     ],
 )
 def test_flags_that_make_no_sense_are_one_line_and_exit_2(

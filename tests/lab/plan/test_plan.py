@@ -216,7 +216,7 @@ def test_several_chips_are_compared_and_those_that_none_beats_are_marked(
     assert (out / "h200" / "plan.html").is_file()
     assert not (out / "l4").exists()
     assert plan(llama, *asked, "--gpu-price", "2") == 2
-    assert "--gpu-price is of one chip" in capsys.readouterr().err
+    assert "--gpu-price applies to one chip" in capsys.readouterr().err
 
 
 def test_a_chip_that_another_beats_in_all_is_not_on_the_front() -> None:

@@ -64,7 +64,7 @@ def test_a_bad_fit_is_refused_in_words_and_its_progress_is_told_without_a_termin
     assert kept_times("smollm2-135m") == (good, FrontTimes())
     told = capsys.readouterr().err
     assert "measuring: one stream (1 of 2, 1 s)\nmeasuring: several (2 of 2, 1 s)\n" in told
-    assert "the fit is not kept: it" in told
+    assert "the fit was not stored: it" in told
     assert "--force" in told
 
 

@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 
 from ridgeline.lab.bench.client.client import Address
-from ridgeline.proxy.http_client import Deadlines, HttpClient
+from ridgeline.proxy.http_client import HttpClient, Timeouts
 from ridgeline.proxy.origin import Origin
 from ridgeline.proxy.request_head import Headers
 
@@ -37,7 +37,7 @@ async def ask(
             path,
             HEADERS,
             b"" if body is None else msgspec.json.encode(body),
-            deadlines=Deadlines(timeout_s, timeout_s, timeout_s),
+            timeouts=Timeouts(timeout_s, timeout_s, timeout_s),
             until=monotonic() + timeout_s,
             fixed=headers.encode(),
         )
