@@ -163,4 +163,4 @@ def test_keys_go_by_their_names_where_people_read(
     assert "no key is named 'nobody'" in capsys.readouterr().err
     asyncio.run(make(1))
     assert main(["usage", "--state-dir", str(state_dir), "--key", "app"]) == 1
-    assert "2 keys have the name 'app': use an id" in capsys.readouterr().err
+    assert "2 keys are named 'app'; use an id" in capsys.readouterr().err
