@@ -34,7 +34,7 @@ def script(tree: list[Command], tmp_path: Path) -> Path:
 
 
 class Bash:
-    """An interactive bash on a terminal of its own."""
+    """An interactive bash on its own terminal."""
 
     def __init__(self, script: Path) -> None:
         self.pid, self.terminal = pty.fork()

@@ -91,7 +91,7 @@ def test_a_cache_that_cannot_be_written_is_fatal_only_while_the_model_is_not_the
 ) -> None:
     monkeypatch.setenv("RIDGELINE_CACHE", str(tmp_path))
     (tmp_path / "file").touch()
-    blocked = tmp_path / "file" / "cache"  # nothing can be made below a file, whoever tries
+    blocked = tmp_path / "file" / "cache"  # nothing can be created below a file, not even by root
     finding = doctor.check_cache(blocked)
     assert (finding.status, finding.fatal) == ("missing", True)
     assert f"{tmp_path / 'file'} is not writable (Not a directory)" in finding.value

@@ -71,7 +71,7 @@ def test_stdout_has_the_answer_and_one_line_end_and_nothing_else(
     assert main(["run", "Name two rivers"]) == 0
     shown = capsys.readouterr()
     assert shown.out == "Nile, Rhine\n"
-    assert shown.err == ""  # stderr is no terminal here
+    assert shown.err == ""  # stderr is not a terminal here
     assert answers.asked == [[{"role": "user", "content": "Name two rivers"}]]
 
 

@@ -1,4 +1,4 @@
-"""Another client, whose stream is to go on whatever happens: a process of its own, so that what holds up the
+"""Another client, whose stream is to go on whatever happens: a separate process, so that what blocks the
 test does not look as if it held up the server. `python -m tests.faults.listener URL` writes the moment of a
 token, each, by the clock that all processes share, and a line of another kind if anything goes wrong.
 """

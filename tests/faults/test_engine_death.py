@@ -1,4 +1,4 @@
-"""The engine process dies, hangs or loses its front: everybody is told, and the service comes back."""
+"""The engine process dies, hangs or loses its front: every client is told, and the service comes back."""
 
 from __future__ import annotations
 

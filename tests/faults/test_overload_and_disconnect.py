@@ -1,4 +1,4 @@
-"""Full queues are said so; clients that leave free what they held; slow readers harm nobody."""
+"""Full queues are said so; clients that leave free what they held; slow readers harm no other request."""
 
 from __future__ import annotations
 

@@ -88,7 +88,7 @@ async def test_a_real_model_answers_both_sdks_and_the_books_are_its_own(
                 used.append((whole.usage.prompt_tokens, whole.usage.completion_tokens))
                 stream = await client.chat.completions.create(**asked, stream=True)
                 chunks = [chunk async for chunk in stream]
-                assert all(chunk.choices for chunk in chunks)  # nobody asked for a chunk of usage
+                assert all(chunk.choices for chunk in chunks)  # the client did not ask for a chunk of usage
                 texts.append("".join(chunk.choices[0].delta.content or "" for chunk in chunks))
                 used.append(used[-1])
             assert [model.id async for model in client.models.list()] == list(MODELS)

@@ -72,7 +72,7 @@ async def test_no_step_on_the_loop_works_on_a_large_request(
         settings["upstreams"] = [{"name": "hosted", "kind": "openai", "url": first.mock.url, "probe_s": 0.0}]
         key = {"limits": Limits(tokens_per_minute=10**9, daily_usd=100.0)}
         async with staged(tmp_path / "second", settings, key) as stage:
-            path, large = "/v1/messages", long_body(1_500)  # of Anthropic's: written anew for the upstream
+            path, large = "/v1/messages", long_body(1_500)  # of Anthropic's: encoded again for the upstream
             assert len(json.dumps(large)) > LARGE
             for body in (long_body(1), large):
                 assert (await stage.http.post(path, json=body)).status_code == 200

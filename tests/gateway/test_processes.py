@@ -23,7 +23,7 @@ START_S = 60.0
 
 
 class Gateway:
-    """`ridgeline gateway` before a mock upstream, both processes of their own."""
+    """`ridgeline gateway` before a mock upstream, both in separate processes."""
 
     def __init__(self, folder: Path, *lines: str, drain_s: float = 10.0) -> None:
         self.folder, self.drain_s = folder, drain_s
@@ -74,7 +74,7 @@ class Gateway:
         )
 
     def client(self) -> httpx.Client:
-        """With a key of its own, once a worker knows it."""
+        """With its own key, once a worker knows it."""
         secret = self.admin("POST", "/admin/keys", name="test").json()["secret"]
         http = httpx.Client(base_url=self.url, headers={"authorization": f"Bearer {secret}"}, timeout=30)
         until = time.monotonic() + PATIENCE_S

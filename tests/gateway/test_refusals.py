@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from ridgeline.gateway.accounting.store.reports import Question
+from ridgeline.gateway.accounting.store.reports import UsageQuery
 from ridgeline.gateway.pipeline import refusals
 from ridgeline.gateway.tenants.keys import Limits
 from tests.gateway.stage import CHAT, asking, staged
@@ -30,7 +30,7 @@ async def test_refusals_of_a_key_cost_few_rows_and_lines_and_each_is_counted(tmp
         (counted,) = [row for row in rows if row["repeats"]]
         assert (counted["outcome"], counted["error_code"]) == ("limited", "rate_limit_exceeded")
         assert len(rows) + counted["repeats"] == asked
-        (line,) = (await stage.parts.ledger._reader.usage(Question()))[0]
+        (line,) = (await stage.parts.ledger._reader.usage(UsageQuery()))[0]
         assert line.requests == asked
     assert log_lines(log) == 1 + ROWS + 1
 

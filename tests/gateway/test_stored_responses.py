@@ -42,7 +42,7 @@ async def test_a_streamed_response_keeps_its_owner_however_its_first_event_arriv
         for piece in pieces:
             writer.write(chunk(piece))
             await writer.drain()
-            await asyncio.sleep(0.02)  # each piece is a read of its own
+            await asyncio.sleep(0.02)  # each piece is a separate read
         writer.write(b"0\r\n\r\n")
 
     async with scripted(tmp_path, answer) as (stage, _):

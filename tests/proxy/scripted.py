@@ -213,7 +213,7 @@ def sends(data: bytes) -> Script:
 
 
 def refusing_port() -> int:
-    """A port that nobody listens on."""
+    """A port without a listener."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         return int(free.getsockname()[1])

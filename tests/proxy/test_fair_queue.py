@@ -1,4 +1,4 @@
-"""Who gets the next place: shares by weight, priorities, ageing, a bounded room, nothing lost."""
+"""Which request gets the next slot: shares by weight, priorities, ageing, a bounded room, nothing lost."""
 
 from __future__ import annotations
 
@@ -88,7 +88,7 @@ def test_a_thousand_waiting_do_not_delay_another_tenant_beyond_one_turn(
 
 def test_a_tenant_that_used_free_places_owes_nothing_for_them() -> None:
     upstream = Upstream(1)
-    for _ in range(50):  # alone: nobody waits
+    for _ in range(50):  # alone: no other request waits
         upstream.add("early")
         upstream.run(upstream.now + 1.0, {"early": 1.0})
     upstream.started.clear()
@@ -219,7 +219,7 @@ def test_in_a_full_room_the_tenant_that_fills_it_gives_way_to_others_but_not_to_
         assert [task.done() for task in flood] == [False, False, False, True]
         with pytest.raises(QueueRefused):
             await flood[3]
-        with pytest.raises(QueueRefused):  # a lower priority pushes nobody out
+        with pytest.raises(QueueRefused):  # a lower priority evicts no request
             await queue.enter("third", priority=2)
         queue.leave("flood")
         await _settle()

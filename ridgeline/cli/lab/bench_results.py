@@ -136,7 +136,7 @@ def run_export(args: argparse.Namespace) -> int:
 COLDSTART = """\
 Start a server again and again, and measure from the spawn: port open, ready, first token, second token; then
 a second request, which is warm. The page cache is warm (one start before, not counted), or dropped where that
-is permitted; the result says which. What was started is always ended."""
+is permitted; the result says which. Started servers are always stopped."""
 
 
 def _add_coldstart(bench: argparse.ArgumentParser) -> None:

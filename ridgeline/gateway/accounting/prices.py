@@ -1,4 +1,4 @@
-"""Prices: what a request cost, in whole picodollars per token, so that sums are exact.
+"""Prices: the cost of a request, in whole picodollars per token, so that sums are exact.
 
 In this order: the price set for the model in gateway.toml; genai-prices' table, as it is installed, by the
 upstream's provider and the model's name there; for self-hosted models the share of a GPU's hour that their
@@ -23,14 +23,14 @@ if TYPE_CHECKING:  # an extra of the gateway
     from genai_prices.types import Provider, TieredPrices
 
 PUSD_PER_USD = 10**12
-_MOST_CACHED = 4096  # clients may name models freely where a target is upstream/*
+_MOST_CACHED = 4096  # clients may use any model name if a target is upstream/*
 _TABLE_HOLDS_S = 60.0  # some providers charge by the hour of the day
 # US dollars by the names that genai-prices has for units
 PricesByUnit: TypeAlias = "dict[str, Decimal | TieredPrices | None]"
 
 
 class PricedModel(Protocol):
-    """As [[models]] has it: US dollars per million tokens."""
+    """As in [[models]]: US dollars per million tokens."""
 
     @property
     def name(self) -> str: ...
@@ -49,7 +49,7 @@ class PricedModel(Protocol):
 
 
 class PricedUpstream(Protocol):
-    """As [[upstreams]] has it."""
+    """As in [[upstreams]]."""
 
     @property
     def name(self) -> str: ...
@@ -132,7 +132,7 @@ class Prices:
         self._cached: dict[tuple[str, str, str], tuple[TokenPrices, float]] = {}
 
     def cost(self, model: str, upstream: str, upstream_model: str, usage: Usage) -> tuple[int, str]:
-        """Picodollars, and where the price is from: config, genai-prices, gpu-hours or none."""
+        """Picodollars, and the source of the price: config, genai-prices, gpu-hours or none."""
         prices = self.of(model, upstream, upstream_model)
         return prices.cost(usage), prices.source
 
@@ -187,7 +187,7 @@ def _set_prices(model: PricedModel) -> TokenPrices | None:
 
 
 def _per_token(usd_per_million: float | Decimal) -> int:
-    """By way of the decimal digits that were written, not of the binary number nearest to them."""
+    """From the decimal digits as written, not from the nearest binary number."""
     return _whole(Decimal(str(usd_per_million)) * (PUSD_PER_USD // 10**6))
 
 
@@ -199,10 +199,10 @@ def _whole(value: Decimal) -> int:
 
 
 def _gpu_prices(upstream: PricedUpstream, config: PricesConfig) -> TokenPrices | None:
-    """A token's price is the time it takes of a replica that is fully used: hour's price ÷ tokens per hour.
+    """A token's price is its share of a fully used replica: price per hour ÷ tokens per hour.
 
-    Tokens read from the prefix cache take none. The rates are measured once (`ridgeline bench`) and set, so
-    that the same request costs the same whoever else is there.
+    Tokens read from the prefix cache are free. The rates are measured once (`ridgeline bench`) and
+    configured, so that the price of a request does not depend on other traffic.
     """
     own = upstream.kind == "ridgeline"
     hour_usd = upstream.gpu_hour_usd or (config.gpu_hour_usd if own else 0.0)
@@ -213,7 +213,7 @@ def _gpu_prices(upstream: PricedUpstream, config: PricesConfig) -> TokenPrices |
     if hour_usd < 0 or rate_in <= 0 or rate_out <= 0:
         raise OptionError(
             f"[[upstreams]] {upstream.name}: gpu_hour_usd needs gpu_tokens_in_per_s and "
-            "gpu_tokens_out_per_s, what a full replica reads and writes: measure it with `ridgeline bench`"
+            "gpu_tokens_out_per_s, the rates of a replica at full load; measure them with `ridgeline bench`"
         )
     second = Decimal(str(hour_usd)) * PUSD_PER_USD / 3600
     fresh, out = (_whole(second / Decimal(str(rate))) for rate in (rate_in, rate_out))
@@ -224,7 +224,7 @@ def _gpu_prices(upstream: PricedUpstream, config: PricesConfig) -> TokenPrices |
 
 
 def _provider(upstream: PricedUpstream, config: PricesConfig) -> Provider | None:
-    """The table's provider of an upstream: by the name given, or by its address. None: not a hosted one."""
+    """The table's provider of an upstream: by its configured name, or by its address. None: not hosted."""
     if not config.table or upstream.kind == "ridgeline":
         return None
     try:

@@ -1,4 +1,4 @@
-"""The admin API's part of accounting: sums by key, team, model, day; one request's row.
+"""Accounting routes of the admin API: sums by key, team, model, day; one request's row.
 
 Mounted by the admin app, which has checked the administrator's key.
 """
@@ -19,10 +19,10 @@ from ridgeline.gateway.accounting.store.reader import LedgerReader, usage_reader
 from ridgeline.gateway.accounting.store.reports import (
     FILTERS,
     MAX_LINES,
-    Question,
     UsageLine,
-    question_of,
+    UsageQuery,
     total,
+    usage_query,
 )
 from ridgeline.gateway.errors import BadRequest, NotFound
 
@@ -33,17 +33,17 @@ _PARAMETERS = ("by", "since", "until", "format", *FILTERS)
 
 def usage_routes(reader: LedgerReader) -> Sequence[BaseRoute]:
     async def usage(request: Request) -> Response:
-        question = _question(request)
-        lines, waiting = await reader.usage(question)
+        query = _query(request)
+        lines, waiting = await reader.usage(query)
         if request.query_params.get("format") == "csv":
             headers = {"x-ridgeline-waiting-rows": str(waiting)}
-            return Response(csv_of(question.by, lines), media_type="text/csv", headers=headers)
-        return _json(report_of(question.by, lines, waiting))
+            return Response(csv_of(query.by, lines), media_type="text/csv", headers=headers)
+        return _json(report_of(query.by, lines, waiting))
 
     async def one(request: Request) -> Response:
         row = await reader.row(request.path_params["request_id"])
         if row is None:
-            raise NotFound("no row has this request id (it may still wait in a write-ahead file)")
+            raise NotFound("no row has this request id (it may still be in a write-ahead file)")
         return _json(row)
 
     return [
@@ -53,7 +53,7 @@ def usage_routes(reader: LedgerReader) -> Sequence[BaseRoute]:
 
 
 def report_of(by: tuple[str, ...], lines: list[UsageLine], waiting: int) -> dict[str, object]:
-    """As JSON has it, here and in `ridgeline gateway usage --json`."""
+    """The JSON form, here and in `ridgeline gateway usage --json`."""
     return {
         "object": "usage",
         "by": by,
@@ -75,11 +75,11 @@ def csv_of(by: tuple[str, ...], lines: Sequence[UsageLine]) -> str:
 
 
 def _cell(text: str) -> str:
-    """A name that a spreadsheet would take for a formula is kept from being one."""
+    """Escapes a name that a spreadsheet would take for a formula."""
     return "'" + text if text.startswith(("=", "+", "-", "@", "\t", "\r")) else text
 
 
-def _question(request: Request) -> Question:
+def _query(request: Request) -> UsageQuery:
     given = request.query_params
     for name in given:
         if name not in _PARAMETERS:
@@ -88,7 +88,7 @@ def _question(request: Request) -> Question:
         raise BadRequest("format: must be json or csv", param="format")
     only = {name: given[name] for name in FILTERS if name in given}
     try:
-        return question_of(given.get("by", "key"), given.get("since"), given.get("until"), only)
+        return usage_query(given.get("by", "key"), given.get("since"), given.get("until"), only)
     except LedgerError as error:
         raise BadRequest(str(error), param=str(error).partition(":")[0]) from None
 

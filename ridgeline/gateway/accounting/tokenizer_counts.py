@@ -1,4 +1,4 @@
-"""TokenizerCounts: tokens of a request and of its answer, counted with the model's own tokenizer.
+"""TokenizerCounts: counts the tokens of a request and its answer with the model's tokenizer.
 
 Parsing and encoding hold the interpreter's lock. So a thread of the worker counts small inputs only, and an
 offload process counts large ones.

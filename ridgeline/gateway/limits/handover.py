@@ -1,9 +1,8 @@
-"""Handover: the counts of a MemoryLimiter pass from a worker that drains to the worker that replaces it.
+"""Handover: moves the counts of a MemoryLimiter from a draining worker to the worker that replaces it.
 
-A reload or a roll must not give tenants a fresh minute. The old worker connects to the new one's socket and
-sends its counts and open reservations; from then on it asks the new worker, so that both count in one place
-while the old one answers what it still has. The socket lies in the state directory, which is its owner's
-alone.
+A reload must not give tenants a fresh minute. The old worker connects to the new one's socket and sends its
+counts and open reservations; from then on it asks the new worker, so that both count in one place while the
+old one finishes its requests. The socket is in the state directory, which only its owner can read.
 """
 
 from __future__ import annotations
@@ -40,7 +39,7 @@ log = logging.getLogger("ridgeline.gateway")
 
 
 class HandoverLimiter:
-    """A MemoryLimiter that takes over another's counts, and can hand them on."""
+    """A MemoryLimiter that can receive another's counts, and pass them on."""
 
     degraded = False
 
@@ -137,7 +136,7 @@ class HandoverLimiter:
         return asyncio.timeout(ASK_S + MOST_SUBJECTS * self._local.seed_timeout_s)
 
     def _give_up(self, successor: Successor) -> None:
-        log.warning("the worker that took over the limits does not answer; this one counts by itself")
+        log.warning("the worker with the limits does not answer; this one counts separately")
         successor.close()
         self._successor = None
 

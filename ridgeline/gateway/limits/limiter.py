@@ -208,15 +208,15 @@ def refuse(
     _check_possible([refusal.subject for refusal in refusals], tokens, cost_pusd)
     subject, unit, retry_ms = max(refusals, key=lambda one: one.retry_ms)
     limit = _limit_of(subject.limits, unit)
-    who = f"this {subject.kind}"
-    what = {
-        "requests": f"{who} may make {limit} requests per minute",
-        "tokens": f"{who} may use {limit} tokens per minute",
-        "concurrent": f"{who} may have {limit} concurrent requests",
-        "daily": f"{who} may spend {limit} USD per day (UTC)",
-        "monthly": f"{who} may spend {limit} USD per month (UTC)",
+    subject_name = f"this {subject.kind}"
+    message = {
+        "requests": f"{subject_name} may make {limit} requests per minute",
+        "tokens": f"{subject_name} may use {limit} tokens per minute",
+        "concurrent": f"{subject_name} may have {limit} concurrent requests",
+        "daily": f"{subject_name} may spend {limit} USD per day (UTC)",
+        "monthly": f"{subject_name} may spend {limit} USD per month (UTC)",
     }[unit]
-    raise Limited(what, retry_ms / 1000, code=_CODES[unit], headers=rate_headers(standings))
+    raise Limited(message, retry_ms / 1000, code=_CODES[unit], headers=rate_headers(standings))
 
 
 def _check_possible(subjects: Sequence[Subject], tokens: int, cost_pusd: int) -> None:

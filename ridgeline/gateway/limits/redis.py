@@ -1,8 +1,8 @@
 """RedisLimiter: limits that several workers and gateways share. MemoryLimiter's behaviour, kept in Redis.
 
-One script takes from all subjects or from none, one settles. When Redis cannot be asked, the key's own policy
-decides: "closed" refuses with a 503, "open" lets the request run and books it when Redis is back. Money that
-Redis has lost or never heard of is taken from the ledger.
+One script takes from all subjects or from none, one settles. While Redis is unavailable, the key's policy
+decides: "closed" refuses with a 503, "open" lets the request run and books it when Redis is back. Spending
+that Redis has lost or never had comes from the ledger.
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ class RedisLimiter:
         self._renewing = asyncio.ensure_future(self._renew())
 
     async def close(self) -> None:
-        """Gives what is settled a last chance to be sent."""
+        """Sends waiting settlements a last time."""
         until = time.monotonic() + self._timeout_s
         while self._settlements.waiting and self._link.client.available and time.monotonic() < until:
             await asyncio.sleep(0.005)
@@ -100,7 +100,7 @@ class RedisLimiter:
         admitted: Reservation | None = None,
     ) -> Reservation:
         taken = limited_only(subjects)
-        if admitted is not None and not admitted.known:  # Redis was away, and has not counted it
+        if admitted is not None and not admitted.known:  # Redis was unavailable, and has not counted it
             self.settle(admitted, 0, 0)
             admitted = None
         # The same id: a request that waits for its body and one that runs hold one lease.
@@ -131,7 +131,7 @@ class RedisLimiter:
                 answer = await self._hold(reservation, subjects, cost_pusd)
         except (RedisError, RedisUnavailable) as error:
             if isinstance(error, RedisError):
-                self._link.complain("limits are not known", error)
+                self._link.complain("limits are unavailable", error)
             raise unknown("the limits of this key") from None
         if answer[0] == 2:
             raise unknown("what this key has spent")
@@ -156,7 +156,7 @@ class RedisLimiter:
         except (RedisError, RedisUnavailable, TimeoutError) as error:
             return self._without_redis(reservation, when_unknown, error)
         if answer[0] == 2:
-            return self._without_redis(reservation, when_unknown, RedisError("budgets are not known"))
+            return self._without_redis(reservation, when_unknown, RedisError("budgets are unavailable"))
         self._read(reservation, answer, sent_at, least)
         return reservation
 
@@ -245,7 +245,7 @@ class RedisLimiter:
         return [int(number) for number in reply.split()]
 
     def _take_back(self, reservation: Reservation, answer: list[int]) -> None:
-        """The caller is gone: what was taken for it is given back."""
+        """The caller was cancelled: release its reservation."""
         if answer[0] == 0:
             reservation.at_ms = answer[1]
         elif reservation.admitted is not None:
@@ -309,7 +309,7 @@ class RedisLimiter:
 
     def _without_redis(self, reservation: Reservation, when_unknown: str, error: Exception) -> Reservation:
         if isinstance(error, RedisError):
-            self._link.complain("limits are not known", error)
+            self._link.complain("limits are unavailable", error)
         if when_unknown != "open":
             raise unknown("the limits of this key") from None
         background = reservation.is_background
@@ -323,7 +323,7 @@ class RedisLimiter:
     # ---- beside the requests ----
 
     def _abandon(self, reservation: Reservation) -> None:
-        """It is not known whether it was taken; if it was, it is given back when Redis is there again."""
+        """It is unknown whether it was taken; if so, it is released when Redis is back."""
         self._leases.drop(reservation)
         self._settlements.add(reservation, 0, 0)
 

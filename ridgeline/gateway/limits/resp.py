@@ -1,8 +1,8 @@
-"""RedisClient: one connection to Redis that everything of a worker goes through, kept up in the background.
+"""RedisClient: one connection to Redis for all commands of a worker, maintained in the background.
 
-Commands of one turn of the loop leave in one write. While there is no connection they fail at once, and the
-first answer that is late ends the connection: so a Redis that is gone or hangs costs one deadline, not one
-per request. It is there again as soon as it answers a new connection's greeting.
+Commands of one iteration of the event loop are sent in one write. Without a connection they fail at once, and
+the first late answer closes the connection: so an unreachable or hanging Redis costs one deadline, not one
+per request. It is available again as soon as it answers a new connection's greeting.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class RedisError(Exception):
 
 
 class RedisUnavailable(Exception):
-    """There is no connection, or no answer came in time: whether the command was run is not known."""
+    """No connection, or no answer before the deadline: it is unknown whether the command ran."""
 
 
 Reply: TypeAlias = "bytes | int | list[Reply] | RedisError | RedisUnavailable | None"
@@ -76,7 +76,7 @@ class RedisClient:
         return self._connection is not None
 
     async def start(self) -> None:
-        """Connects; goes on trying in the background if the first attempt fails."""
+        """Connects; keeps trying in the background if the first attempt fails."""
         self._task = asyncio.ensure_future(self._keep_connected())
         await self._tried.wait()
 
@@ -173,7 +173,7 @@ class _Address:
 
     def __init__(self, config: RedisConfig) -> None:
         if not config.url:
-            raise OptionError("[redis] url is needed: redis://host:6379/0")
+            raise OptionError("[redis] url is missing; set it to redis://host:6379/0")
         try:
             parts = urllib.parse.urlsplit(config.url)
             self.host, self.port = parts.hostname or "127.0.0.1", parts.port or 6379
@@ -218,7 +218,7 @@ class _Connection(asyncio.Protocol):
     def submit(self, command: bytes, done: Done) -> None:
         if self._transport is None or len(self._pending) >= MAX_PENDING:
             raise RedisUnavailable(
-                "too much waits for Redis" if self._transport else "no connection to Redis"
+                "too many commands wait for Redis" if self._transport else "no connection to Redis"
             )
         if not self._out:
             self._loop.call_soon(self._flush)
@@ -276,7 +276,7 @@ class _Connection(asyncio.Protocol):
         except _Incomplete:
             pass
         except (ValueError, IndexError):
-            self.drop("what answers does not speak Redis' protocol")
+            self.drop("the server does not speak Redis' protocol")
         self._rest = data[at:]
 
 

@@ -56,7 +56,7 @@ class Policy:
 
     def lookup(self, secret: str) -> Key | None:
         """The key with this secret, if it may be used now."""
-        access = self._accesses.get(self._digest(secret))  # type: ignore[arg-type]  # None is no digest
+        access = self._accesses.get(self._digest(secret))  # type: ignore[arg-type]  # None matches no digest
         if access is None or access.until <= time():
             return None
         return access.key

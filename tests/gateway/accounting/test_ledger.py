@@ -83,7 +83,7 @@ async def test_rows_outlive_a_store_that_fails_before_or_after_its_commit(tmp_pa
                 raise StoreAway("cut off before")
             count = super().insert(rows)
             if fate < 0.6:
-                raise StoreAway("cut off after")  # committed, but nobody heard of it
+                raise StoreAway("cut off after")  # committed, but the answer was lost
             return count
 
     chance = random.Random(7)

@@ -17,7 +17,7 @@ from ridgeline.gateway.accounting.routes import usage_routes
 from ridgeline.gateway.accounting.store.places import postgres_ledger, sqlite_ledger
 from ridgeline.gateway.accounting.store.reader import LedgerReader
 from ridgeline.gateway.accounting.store.records import line_of
-from ridgeline.gateway.accounting.store.reports import Question, Reports, question_of, total, usd
+from ridgeline.gateway.accounting.store.reports import Reports, UsageQuery, total, usage_query, usd
 from ridgeline.gateway.accounting.store.table import LedgerStore
 from ridgeline.gateway.errors import GatewayError
 from tests.gateway.accounting.books import opening, row
@@ -47,7 +47,7 @@ def store(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[LedgerStor
 
 
 def test_sums_are_exact_beyond_64_bits(store: LedgerStore) -> None:
-    (line,) = Reports(store).usage(Question())
+    (line,) = Reports(store).usage(UsageQuery())
     assert line.cost_pusd == sum(one.cost_pusd for one in ROWS) == 2 * MILLIONS + 1_001_011
     assert line.cost_usd == "16000000.000001001011"
     assert line.tokens_in == sum(one.tokens_in for one in ROWS)
@@ -66,15 +66,15 @@ def test_sums_are_exact_beyond_64_bits(store: LedgerStore) -> None:
 def test_groups_add_up_to_the_whole(
     store: LedgerStore, by: str, expected: dict[tuple[str, ...], int]
 ) -> None:
-    lines = Reports(store).usage(question_of(by, None, None, {}))
+    lines = Reports(store).usage(usage_query(by, None, None, {}))
     assert {tuple(line.group.values()): line.requests for line in lines} == expected
-    (whole,) = Reports(store).usage(Question())
+    (whole,) = Reports(store).usage(UsageQuery())
     assert total(lines) == whole
 
 
 def test_times_and_names_choose_rows(store: LedgerStore) -> None:
     def count(since: str | None, until: str | None, **only: str) -> int:
-        (line,) = Reports(store).usage(question_of("", since, until, only))
+        (line,) = Reports(store).usage(usage_query("", since, until, only))
         return line.requests
 
     assert count("1970-01-03", None) == 2
@@ -110,7 +110,7 @@ def test_rows_that_wait_in_files_are_counted_once(store: LedgerStore, tmp_path: 
 )
 def test_words_that_mean_nothing_are_named(words: tuple[str, str | None, str | None], names: str) -> None:
     with pytest.raises(LedgerError, match=f"^{names}: "):
-        question_of(*words, {})
+        usage_query(*words, {})
 
 
 def test_dollars_are_written_to_the_last_picodollar() -> None:

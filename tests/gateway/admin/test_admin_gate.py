@@ -1,4 +1,4 @@
-"""Who gets through to the admin API, what is recorded of it, and what a browser or a guesser cannot do."""
+"""Which requests reach the admin API, what is recorded of it, and what a browser or a guesser cannot do."""
 
 from __future__ import annotations
 

@@ -58,7 +58,7 @@ async def test_another_tenant_parameter_or_endpoint_is_asked_anew(tmp_path: Path
         ({}, {}, {"temperature": 0}, None),
         ({}, {"x-ridgeline-cache": "exact"}, {}, "hit"),
         (EXACT, {"x-ridgeline-cache": "off"}, {"temperature": 0}, None),
-        (EXACT, {}, {}, None),  # drawn at random, and nobody asked for it
+        (EXACT, {}, {}, None),  # sampled, without the header
     ],
 )
 async def test_only_who_wants_the_cache_gets_it(

@@ -1,4 +1,4 @@
-"""Limiters on the Redis that the tests of a process share, each test under a prefix of its own."""
+"""Limiters on the Redis that the tests of a process share, each test under its own prefix."""
 
 from __future__ import annotations
 

@@ -115,7 +115,7 @@ def test_a_connection_with_tls_checks_the_servers_certificate(tmp_path: Path) ->
         await client.close()
         by_file = RedisConfig(f"rediss://127.0.0.1:{port}", tmp_path / "password", certificate)
         assert await call(by_file, "PING") == b"PONG"
-        stranger = RedisClient(RedisConfig(url=url))  # nobody has signed that certificate
+        stranger = RedisClient(RedisConfig(url=url))  # a self-signed certificate
         await stranger.start()
         assert not stranger.available
         await stranger.close()
@@ -135,7 +135,7 @@ def test_a_url_that_is_none_is_refused_without_saying_it(url: str) -> None:
 
 
 def test_without_a_url_there_is_no_client() -> None:
-    with pytest.raises(OptionError, match="url is needed"):
+    with pytest.raises(OptionError, match="url is missing"):
         RedisClient(RedisConfig())
 
 

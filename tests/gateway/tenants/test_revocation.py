@@ -109,7 +109,7 @@ async def test_a_key_made_at_one_gateway_works_at_both_until_it_is_revoked_at_th
                 return known == [version] * 2 * WORKERS
 
             async def statuses() -> set[int]:
-                """Of many connections of their own, so that each worker answers some."""
+                """Over many separate connections, so that each worker answers some."""
                 asked = [_ask(url, made["secret"]) for url in urls for _ in range(6 * WORKERS)]
                 return set(await asyncio.gather(*asked))
 

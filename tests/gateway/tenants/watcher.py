@@ -1,4 +1,4 @@
-"""A process of its own that watches a store and prints what it knows of one key, each time that changes."""
+"""A child process that watches a store and prints what it knows of one key, each time that changes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a client is told when the proxy under the gateway fails."""
+"""The client's error when the proxy under the gateway fails."""
 
 from __future__ import annotations
 

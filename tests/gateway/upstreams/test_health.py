@@ -45,7 +45,7 @@ async def test_streams_that_all_stand_still_open_the_breaker(begun: bool) -> Non
         assert g.state().breaker == "open"
         g.clock.ahead_s += 6
         look(g)
-        assert g.state().breaker == "half_open"  # and whoever tries next has his time
+        assert g.state().breaker == "half_open"  # and the next trial request gets its full time
         task.cancel()
         await asyncio.gather(task, return_exceptions=True)
 

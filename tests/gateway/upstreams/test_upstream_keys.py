@@ -56,7 +56,7 @@ async def test_a_rate_limit_everywhere_is_a_429_with_the_soonest_retry_after() -
         assert isinstance(error, Limited)
         assert error.headers["retry-after"] == "40"
         assert [len(server.requests) for server in g.servers] == [1, 1]
-        again = await g.error()  # known: nobody is asked
+        again = await g.error()  # known: no upstream is called
         assert isinstance(again, Limited)
         assert [len(server.requests) for server in g.servers] == [1, 1]
         assert g.attempts == []

@@ -1,9 +1,9 @@
-"""Journal: one worker's write-ahead files, appended to by its event loop; JournalReader: what follows them.
+"""Journal: one worker's write-ahead files, appended to by its event loop. JournalReader: reads them in order.
 
-A journal is a folder with a lock that its process holds for life, and numbered segments. Whoever gets the
-lock knows that the writer is dead, and that the folder is now its own. Segments are whole by themselves: what
-is still open when one ends is written again into the next, so that an old segment can go as soon as its rows
-are in the store.
+A journal is a folder with a lock that its process holds for life, and numbered segments. A process that gets
+the lock knows that the writer is dead, and owns the folder from then on. Segments are self-contained:
+openings that are still open when one ends are written again into the next, so that an old segment can be
+removed as soon as its rows are in the store.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _LOCK = "lock"
 _SEGMENT = re.compile(r"(\d{10})\.wal")
 _CHUNK = 256 << 10  # read at once: more than any record
 _ALIVE_S = 0.5
-_TRIAL_BYTES = 4096  # a file system's block: fewer bytes could fit in one that is there already
+_TRIAL_BYTES = 4096  # a file system's block: fewer bytes could fit into an existing one
 
 logger = logging.getLogger("ridgeline.gateway.ledger")
 
@@ -36,14 +36,14 @@ class Journal:
 
     def __init__(self, root: Path, worker: str, segment_bytes: int, fsync: str = "off") -> None:
         name = f"{re.sub(r'[^A-Za-z0-9_-]', '_', worker)}-{os.getpid()}-{uuid.uuid4().hex[:8]}"
-        # Locked before it has its name: nobody finds a folder here whose writer lives and does not hold it.
+        # Locked before it gets its name: a folder of a living writer is always locked.
         root.mkdir(parents=True, exist_ok=True, mode=0o700)
         hidden = root / f".{name}"
         hidden.mkdir(mode=0o700)
         self._lock = lock_of(hidden)
         self.folder = root / name
         hidden.rename(self.folder)
-        self.number = 0  # of the segment that is written; read by the thread that follows
+        self.number = 0  # of the current segment; read by the mover's thread
         self.written = 0  # bytes, in all segments
         self._fsync = fsync  # off, interval, always: see LedgerConfig
         self._unsynced: deque[int] = deque()  # ended segments; closed by the thread that syncs them
@@ -61,7 +61,7 @@ class Journal:
         return len(self._open)
 
     def append_opening(self, opening: Opening) -> None:
-        """OSError when it could not be written; the request's row may be written all the same."""
+        """OSError if it could not be written; the request's row may still be written."""
         line = self._open[opening.request_id] = line_of(opening)
         self._append(line)
 
@@ -75,18 +75,18 @@ class Journal:
         self._open.pop(request_id, None)
 
     def try_write(self) -> None:
-        """Write empty lines, which readers pass over: OSError while the file takes no record."""
+        """Write empty lines, which readers skip: OSError while the file cannot grow."""
         self._append(b"\n" * _TRIAL_BYTES)
 
     def mark_alive(self) -> None:
-        """Called at intervals, by the thread that follows: the lock's time is when the worker last lived."""
+        """Called at intervals by the mover's thread: the lock's time is the worker's last sign of life."""
         now = time.monotonic()
         if now >= self._alive_until:
             self._alive_until = now + _ALIVE_S
             os.utime(self._lock)
 
     def sync(self) -> None:
-        """Called at intervals, by the thread that follows."""
+        """Called at intervals by the mover's thread."""
         if self._fsync == "off":
             return
         while self._unsynced:
@@ -98,12 +98,12 @@ class Journal:
             os.fdatasync(written)
 
     def end(self) -> None:
-        """No more is written; the lock stays until `release`."""
+        """Stop writing; the lock stays until `release`."""
         ended, self._fd = self._fd, -1
         self._retire(ended)
 
     def release(self, remove: bool) -> None:
-        """Give the folder up: removed, or left for another worker to take over."""
+        """Give the folder up: remove it, or leave it for another worker."""
         self.end()
         self.sync()
         if remove:
@@ -116,15 +116,15 @@ class Journal:
         self._size += count
         self.written += count
         if count < len(data):
-            self._mend = b"\n"  # ends the torn record, so that the next one stands on a line of its own
-            raise OSError(28, "the write-ahead file took only a part of a record")
+            self._mend = b"\n"  # ends the torn record, so that the next one starts a new line
+            raise OSError(28, "only a part of a record was written to the write-ahead file")
         self._mend = b""
         if self._size >= self._rotate_at:
             try:
                 self._rotate()
             except OSError as error:
                 self._rotate_at = self._size + self._segment_bytes
-                logger.error("the ledger's next write-ahead file cannot be made: %s", error.strerror)
+                logger.error("cannot create the ledger's next write-ahead file: %s", error.strerror)
 
     def _rotate(self) -> None:
         path = segment_path(self.folder, self.number + 1)
@@ -141,7 +141,7 @@ class Journal:
         self._size, self._mend = len(carried), b""
         self.written += len(carried)
         self._rotate_at = len(carried) + self._segment_bytes
-        # From here on the thread that follows may finish the old segment: nothing is written to it any more.
+        # From here on the mover's thread may finish the old segment: no more is written to it.
         self.number += 1
         self._retire(old)
 
@@ -154,7 +154,7 @@ class Journal:
 
 class JournalReader:
     """Reads a journal's lines in order, once each. With `live`, it follows a writer of this process; without,
-    the writer is dead, and what its last line lacks was never whole.
+    the writer is dead, and an incomplete last line was never complete.
     """
 
     def __init__(self, folder: Path, live: Journal | None = None) -> None:
@@ -166,14 +166,14 @@ class JournalReader:
         self._offset = 0
         self._passed: list[Path] = []
         self.removed = 0  # bytes
-        self.exhausted = False  # of a dead writer's: there is no more
-        self.is_behind = False  # there was more than one read gives
+        self.exhausted = False  # of a dead writer: end reached
+        self.is_behind = False  # more was available than one read returns
         self._advance()
 
     def next_lines(self) -> list[bytes]:
-        """The next whole lines, of one segment; empty when there are none (yet)."""
+        """The next complete lines of one segment; empty if there are none (yet)."""
         while self._fd >= 0:
-            # Asked before the file is read: a segment that ended before is read to its end.
+            # Checked before the file is read: a segment that has already ended is read to its end.
             ended = self._live is None or self._live.number > self._number
             data = os.pread(self._fd, _CHUNK, self._offset)
             self.is_behind = ended or len(data) == _CHUNK
@@ -182,7 +182,7 @@ class JournalReader:
                 self._offset += whole
                 return [line for line in data[:whole].split(b"\n") if line]
             if len(data) == _CHUNK:
-                logger.error("%s: %d bytes hold no record and are passed over", self._path, _CHUNK)
+                logger.error("%s: skipped %d bytes without a record", self._path, _CHUNK)
                 self._offset += _CHUNK
             elif not ended:
                 break
@@ -193,7 +193,7 @@ class JournalReader:
         return []
 
     def remove_passed(self) -> None:
-        """Segments that were read to their end go: called when every row of them is in the store."""
+        """Remove segments that were read to their end; call it when all their rows are in the store."""
         for path in self._passed:
             with contextlib.suppress(FileNotFoundError):
                 self.removed += path.stat().st_size
@@ -234,7 +234,7 @@ def lock_of(folder: Path) -> int:
 
 
 def journals(root: Path) -> list[Path]:
-    """Every journal's folder under `root`, of the living and the dead."""
+    """Every journal's folder under `root`, of living and dead writers."""
     try:
         return sorted(path for path in root.iterdir() if path.is_dir() and not path.name.startswith("."))
     except FileNotFoundError:

@@ -1,8 +1,8 @@
-"""Mover: brings rows from write-ahead files into the store, in a thread of its own beside the event loop.
+"""Mover: copies rows from write-ahead files into the store, in a thread beside the event loop.
 
-It follows its own worker's journal and takes over those of dead ones. A row leaves its file only when the
-store has it; the store ignores what it has already, so that a row that is brought twice counts once. Memory
-holds one batch per journal, however long the store is away.
+It follows its own worker's journal and takes over those of dead workers. A row leaves its file only when the
+store has it; the store ignores rows that it has, so a row that is sent twice counts once. Memory holds one
+batch per journal, even while the store is unreachable.
 """
 
 from __future__ import annotations
@@ -44,14 +44,14 @@ logger = logging.getLogger("ridgeline.gateway.ledger")
 
 
 class Source:
-    """A journal on its way into the store: the reader, and the batch that is not yet committed."""
+    """A journal that is being copied: the reader, and the batch that is not yet committed."""
 
     def __init__(self, reader: JournalReader, lock: int = -1) -> None:
         self.reader = reader
         self.batch: list[LedgerRow] = []
         self.lock = lock  # of a dead worker's journal
-        self.open: dict[str, Opening] = {}  # of a dead worker's: what has no row yet
-        self.asked: LostRows | None = None  # being found out about
+        self.open: dict[str, Opening] = {}  # of a dead worker: openings without a row
+        self.asked: LostRows | None = None  # whose usage is being requested
 
     @property
     def orphaned(self) -> bool:
@@ -71,7 +71,7 @@ class Mover:
         lost: LostRequests,
     ) -> None:
         self._config, self._root, self._store, self._journal = config, root, store, journal
-        self._held = held  # rows that no file took
+        self._held = held  # rows that could not be written to a file
         self._lost = lost
         self._own = Source(JournalReader(journal.folder, journal))
         self._taken: list[Source] = []
@@ -79,12 +79,12 @@ class Mover:
         self._wake = threading.Event()
         self._thread = threading.Thread(target=self._run, name="ledger", daemon=True)
         self.moved = 0  # this worker's rows, committed
-        self.moved_for_dead = 0  # dead workers' rows, committed; what the store had already included
-        self.refused = 0  # rows that the store does not take, in `refused.jsonl`
+        self.moved_for_dead = 0  # dead workers' rows, committed; includes rows that the store already had
+        self.refused = 0  # rows that the store rejects, in `refused.jsonl`
         self.damaged = 0  # lines of files that could not be read
         self.taken_over = 0  # journals of dead workers, finished
-        self.caught_up = False  # what the dead had left when this began is in the store
-        self.away_since: float | None = None  # monotonic seconds: the store cannot be reached
+        self.caught_up = False  # the store has all rows that dead workers had left at the start
+        self.away_since: float | None = None  # monotonic seconds: the store is unreachable since then
         self.trouble = ""
         self._said_at = 0.0
         self._retention_at = 0.0
@@ -98,7 +98,7 @@ class Mover:
         self._thread.start()
 
     def stop(self, timeout_s: float) -> bool:
-        """Move what is left, as long as there is time. False: something stays in the files."""
+        """Move the rest within the time limit. False: rows stay in the files."""
         self._stopping = True
         self._wake.set()
         self._thread.join(timeout_s)
@@ -110,7 +110,7 @@ class Mover:
         longest_s = self._config.retry_s
         wait_s = first_s = min(_FIRST_PAUSE_S, longest_s)
         while True:
-            last = self._stopping  # asked before the files are read: what they hold then is all
+            last = self._stopping  # checked before the files are read: they are then complete
             try:
                 busy = self._round()
                 self._is_back()
@@ -126,8 +126,8 @@ class Mover:
                     break
                 self._wake.wait(wait_s)
                 wait_s = min(wait_s * 2, longest_s)
-            except Exception:  # whatever it is, rows are still in their files: try again, say it
-                logger.exception("the ledger's writer failed and tries again")
+            except Exception:  # rows are still in their files: log it and try again
+                logger.exception("the ledger's mover failed; trying again")
                 if last:
                     break
                 self._wake.wait(longest_s)
@@ -159,7 +159,7 @@ class Mover:
             source.batch = []
         if not source.orphaned:
             source.reader.remove_passed()
-            return source.reader.is_behind  # else rows gather until the next flush
+            return source.reader.is_behind  # else rows collect until the next flush
         if source.reader.exhausted:
             self._finish(source)
             return False
@@ -176,7 +176,7 @@ class Mover:
                 value = value_of(line)
             except Damaged as error:
                 self.damaged += 1
-                logger.error("a record of %s is damaged and left out: %s", source.reader.folder.name, error)
+                logger.error("skipped a damaged record of %s: %s", source.reader.folder.name, error)
                 continue
             if isinstance(value, LedgerRow):
                 source.open.pop(value.request_id, None)
@@ -197,13 +197,13 @@ class Mover:
             self._store.insert([row])
         except RowsRefused as error:
             self.refused += 1
-            logger.error("the store refuses the row of %s: it is in %s", row.request_id, REFUSED_FILE)
+            logger.error("the store rejected the row of %s; it is in %s", row.request_id, REFUSED_FILE)
             entry = msgspec.json.encode({"why": str(error), "row": row}) + b"\n"
             with (self._root / REFUSED_FILE).open("ab") as file:
                 file.write(entry)
 
     def _move_held(self) -> bool:
-        """Rows that no file took go to the store by the direct way."""
+        """Write rows that no file could take directly to the store."""
         some = [self._held[index] for index in range(min(len(self._held), 500))]
         if some:
             self._commit(some)
@@ -224,7 +224,7 @@ class Mover:
         return bool(found)
 
     def _finish(self, source: Source) -> None:
-        """All its rows are in the store. Openings without one are the requests that died with the worker."""
+        """All its rows are in the store. Openings without a row are requests that died with the worker."""
         if source.open and source.asked is None:
             there = self._store.known(list(source.open))
             lost = [one for one in source.open.values() if one.request_id not in there]
@@ -233,14 +233,14 @@ class Mover:
             try:
                 rows = source.asked.rows()
             except Exception:
-                source.asked = None  # ask anew
+                source.asked = None  # ask again
                 raise
             if rows is None:
-                return  # still asking; the next round looks again
+                return  # still waiting for an answer; checked again in the next round
             for start in range(0, len(rows), 500):
                 self._commit(rows[start : start + 500])
-            logger.warning("%d requests of a worker that died are booked as lost", len(rows))
-        # Only now: until the lost are booked, their openings are all that is known of them.
+            logger.warning("booked %d requests of a dead worker as lost", len(rows))
+        # Only now: until lost requests are booked, their openings are the only record of them.
         remove_folder(source.reader.folder)
         self._release(source)
         self._taken.remove(source)
@@ -262,7 +262,7 @@ class Mover:
         self._retention_at = time.monotonic() + _RETENTION_S
         return False
 
-    # ---- what is said ----
+    # ---- logging ----
 
     def _is_away(self, error: StoreAway) -> None:
         now = time.monotonic()
@@ -280,7 +280,7 @@ class Mover:
             self.away_since, self.trouble, self._said_at = None, "", 0.0
 
     def _leave(self) -> None:
-        """Give the folders up: an emptied one goes, others are taken over by whoever comes next."""
+        """Give the folders up: remove empty ones, leave others for the next worker."""
         own, drained = self._own, not self._own.batch and not self._held and not self._own.reader.next_lines()
         own.reader.close()
         self._journal.release(remove=drained and not self._journal.unfinished)

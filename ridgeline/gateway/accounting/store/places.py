@@ -1,4 +1,4 @@
-"""Where a gateway's ledger is: its store, by the URL in the settings, and its write-ahead files."""
+"""The locations of a gateway's ledger: its store, by the URL in the settings, and its write-ahead files."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ TIMEOUT_S = 10.0
 
 
 def store_at(url: str, state_dir: Path, timeout_s: float) -> LedgerStore:
-    """The store that a URL names; the empty one means SQLite in the state folder."""
+    """The store at a URL; an empty URL means SQLite in the state folder."""
     if url.startswith(("postgresql://", "postgres://")):
         return postgres_ledger(url, timeout_s)
     return sqlite_ledger(sqlite_path(url, state_dir), timeout_s)
 
 
 def sqlite_path(url: str, state_dir: Path) -> Path:
-    """A file of its own: batches of rows never hold up the store of keys."""
+    """A separate file: batches of rows never block the store of keys."""
     return Path(url.removeprefix("sqlite://")) if url else state_dir / "ledger.sqlite"
 
 

@@ -1,6 +1,6 @@
 """LedgerReader: reports for an event loop.
 
-Questions to the store run in a thread, one at a time: a long report holds up no other part of the gateway.
+Queries of the store run in a thread, one at a time: a long report blocks no other part of the gateway.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import TypeVar
 
 from ridgeline.gateway.accounting.errors import StoreAway
 from ridgeline.gateway.accounting.store.places import JOURNALS, store_at
-from ridgeline.gateway.accounting.store.reports import Question, Reports, UsageLine
+from ridgeline.gateway.accounting.store.reports import Reports, UsageLine, UsageQuery
 from ridgeline.gateway.errors import Unavailable
 from ridgeline.storage.database import Value
 
@@ -29,12 +29,12 @@ class LedgerReader:
         self._reports = reports
         self._thread = ThreadPoolExecutor(1, "ledger-reports")
 
-    async def usage(self, question: Question) -> tuple[list[UsageLine], int]:
-        """The sums, and how many rows still wait in write-ahead files of this machine."""
-        return await self._run(lambda: (self._reports.usage(question), self._reports.waiting()))
+    async def usage(self, query: UsageQuery) -> tuple[list[UsageLine], int]:
+        """The sums, and the number of rows that are still in write-ahead files of this machine."""
+        return await self._run(lambda: (self._reports.usage(query), self._reports.waiting()))
 
     async def spent(self, kind: str, id: str, since_ms: int) -> int:
-        """Picodollars of a key, team or model since then; Unavailable while the store is away."""
+        """Picodollars of a key, team or model since then; Unavailable while the store is unreachable."""
         return await self._run(lambda: self._reports.spent(kind, id, since_ms))
 
     async def row(self, request_id: str) -> dict[str, Value] | None:

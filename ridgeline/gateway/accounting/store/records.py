@@ -1,6 +1,6 @@
 """The lines of a write-ahead file: a kind, a checksum, and an Opening or a LedgerRow as JSON.
 
-One line per record, so that a torn or damaged one spoils no other and a person can read the file. Written by
+One line per record, so that a torn or damaged one affects no other and the file is readable. Written by
 `journal.Journal`, read by `journal.JournalReader`; nothing here touches a file.
 """
 
@@ -13,7 +13,7 @@ import msgspec
 from ridgeline.gateway.accounting.row import LedgerRow, Opening
 
 CLOSED = b"R"  # the kind of a row; an opening is O
-MAX_RECORD = 64 << 10  # bytes; texts of a longer one are cut
+MAX_RECORD = 64 << 10  # bytes; texts of a longer record are truncated
 MAX_TEXT = 4 << 10
 _BODY_AT = 11
 
@@ -23,13 +23,13 @@ _rows = msgspec.json.Decoder(LedgerRow)
 
 
 class Damaged(Exception):
-    """A line is not what was written."""
+    """A line is not as it was written."""
 
 
 def line_of(value: Opening | LedgerRow) -> bytes:
     try:
         body = _encode(value)
-    except UnicodeEncodeError:  # half a surrogate pair, out of somebody's JSON
+    except UnicodeEncodeError:  # half a surrogate pair, from a client's JSON
         body = _encode(_writable(value))
     if len(body) > MAX_RECORD:
         body = _encode(_writable(value))
@@ -38,7 +38,7 @@ def line_of(value: Opening | LedgerRow) -> bytes:
 
 
 def value_of(line: bytes) -> Opening | LedgerRow:
-    """The record of a line without its newline; Damaged where the checksum or the form is wrong."""
+    """The record of a line without its newline; Damaged if the checksum or the form is wrong."""
     kind, body = line[:1], line[_BODY_AT:]
     try:
         if int(line[2:10], 16) != crc32(body):

@@ -1,4 +1,4 @@
-"""A usage report as the command line has it: from the store or an admin API, to a table, CSV or JSON."""
+"""A usage report of the command line: from the store or an admin API, as a table, CSV or JSON."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from ridgeline.gateway.accounting.store.reports import (
     MAX_LINES,
     Reports,
     UsageLine,
-    question_of,
     total,
+    usage_query,
 )
 
 _TIMEOUT_S = 60.0
@@ -24,7 +24,7 @@ _HEADS = ("REQUESTS", "ANSWERED", "TOKENS IN", "CACHED", "TOKENS OUT", "USD")
 
 
 class Report(msgspec.Struct, frozen=True):
-    """As the admin API answers it, and as the store gives it."""
+    """From the admin API's answer, or from the store."""
 
     by: tuple[str, ...]
     data: list[UsageLine]
@@ -35,25 +35,25 @@ class Report(msgspec.Struct, frozen=True):
 def read_usage(
     store_url: str, state_dir: Path, by: str, since: str | None, until: str | None, only: Mapping[str, str]
 ) -> Report:
-    """Straight from the store; nothing is changed there."""
-    question = question_of(by, since, until, only)
+    """Read directly from the store, without changes."""
+    query = usage_query(by, since, until, only)
     root = state_dir / JOURNALS
     if store_url:
         reports = Reports(store_at(store_url, state_dir, _TIMEOUT_S), root)
     else:
         path = sqlite_path("", state_dir)
         if not path.exists():
-            raise LedgerError(f"{path}: no ledger is there; give --state-dir, --store or --admin-url")
+            raise LedgerError(f"{path}: no such ledger; give --state-dir, --store or --admin-url")
         reports = Reports(sqlite_ledger(path, _TIMEOUT_S, read_only=True), root)
     try:
-        lines = reports.usage(question)
-        return Report(question.by, lines, reports.waiting(), len(lines) == MAX_LINES)
+        lines = reports.usage(query)
+        return Report(query.by, lines, reports.waiting(), len(lines) == MAX_LINES)
     finally:
         reports.close()
 
 
 def written(report: Report, shape: str, names: Mapping[str, Mapping[str, str]] | None = None) -> str:
-    """`names`: of keys and teams by their ids, for the table."""
+    """`names`: of keys and teams by id, for the table."""
     if shape == "csv":
         return csv_of(report.by, report.data)
     if shape == "json":

@@ -1,4 +1,4 @@
-"""Reports: what was used and what it cost, summed by the store itself. Never loads rows to add them up.
+"""Reports: usage and cost, summed by the store itself. Never loads rows to add them up.
 
 Read by the admin API, by `ridgeline gateway usage`, and by limits that rebuild a budget. Blocking.
 """
@@ -60,8 +60,8 @@ class UsageLine(msgspec.Struct, frozen=True):
 
     group: dict[str, str]
     requests: int
-    answered: int  # wholly, from an upstream or a cache
-    broken_off: int  # the client left, or the gateway died
+    answered: int  # completely, from an upstream or a cache
+    broken_off: int  # the client disconnected, or the gateway died
     from_cache: int
     estimated: int  # whose tokens no upstream reported
     tokens_in: int
@@ -79,7 +79,7 @@ _COUNTED = UsageLine.__struct_fields__[1:-2]  # in the order of _SUMS
 
 
 @dataclass(frozen=True, slots=True)
-class Question:
+class UsageQuery:
     """Which rows are summed, and by what. Times in unix milliseconds, the end not included."""
 
     by: tuple[str, ...] = ()
@@ -92,23 +92,23 @@ class Reports:
     def __init__(self, store: LedgerStore, journals_root: Path | None = None) -> None:
         self._store, self._root = store, journals_root
 
-    def usage(self, question: Question) -> list[UsageLine]:
-        """A line for each group, in their order; at most MAX_LINES."""
-        groups = [GROUPS[name] for name in question.by]
+    def usage(self, query: UsageQuery) -> list[UsageLine]:
+        """A line per group, in order; at most MAX_LINES."""
+        groups = [GROUPS[name] for name in query.by]
         where = ["at_ms >= ?", "at_ms < ?"]
-        values: list[Value] = [question.since_ms, question.until_ms]
-        for name, wanted in question.only:
+        values: list[Value] = [query.since_ms, query.until_ms]
+        for name, wanted in query.only:
             where.append(f"{FILTERS[name]} = ?")
             values.append(wanted)
         statement = f"SELECT {', '.join([*groups, *_SUMS])} FROM {TABLE} WHERE {' AND '.join(where)}"
         if groups:
             places = ", ".join(str(number + 1) for number in range(len(groups)))
             statement += f" GROUP BY {places} ORDER BY {places} LIMIT {MAX_LINES}"
-        return [_line(question.by, row) for row in self._store.query(statement, values)]
+        return [_line(query.by, row) for row in self._store.query(statement, values)]
 
     def spent(self, kind: str, id: str, since_ms: int) -> int:
         """Picodollars of a key, team or model since then."""
-        (line,) = self.usage(Question(since_ms=since_ms, only=((kind, id),)))
+        (line,) = self.usage(UsageQuery(since_ms=since_ms, only=((kind, id),)))
         return line.cost_pusd
 
     def row(self, request_id: str) -> dict[str, Value] | None:
@@ -141,14 +141,14 @@ def total(lines: Sequence[UsageLine]) -> UsageLine:
 
 
 def usd(pusd: int) -> str:
-    """Exact, without zeros that say nothing: 0.00125."""
+    """Exact, without trailing zeros: 0.00125."""
     sign, whole, part = "-" if pusd < 0 else "", *divmod(abs(pusd), PUSD_PER_USD)
     return f"{sign}{whole}.{part:012d}".rstrip("0").removesuffix(".")
 
 
-def question_of(by: str, since: str | None, until: str | None, only: Mapping[str, str]) -> Question:
-    """From the words of a person; LedgerError, which begins with the name of what is wrong."""
-    return Question(
+def usage_query(by: str, since: str | None, until: str | None, only: Mapping[str, str]) -> UsageQuery:
+    """Parses the user's words; LedgerError begins with the name of the wrong one."""
+    return UsageQuery(
         _groups(by),
         0 if not since else _moment_ms("since", since),
         _END_OF_TIME_MS if not until else _moment_ms("until", until),
@@ -162,7 +162,7 @@ def _groups(text: str) -> tuple[str, ...]:
         if name not in GROUPS:
             raise LedgerError(f"by: {name!r} is not one of {', '.join(GROUPS)}")
     if len(set(names)) < len(names):
-        raise LedgerError("by: a name stands there twice")
+        raise LedgerError("by: a name is given twice")
     return names
 
 
@@ -179,7 +179,7 @@ def _moment_ms(name: str, text: str) -> int:
             moment += timedelta(days=1)
         return int(moment.timestamp() * 1000)
     except (ValueError, OverflowError):
-        message = f"{name}: {text!r} is no time: write 2026-11-15, 2026-11-15T08:00Z, 36h or 7d"
+        message = f"{name}: {text!r} is not a time; write 2026-11-15, 2026-11-15T08:00Z, 36h or 7d"
         raise LedgerError(message) from None
 
 

@@ -27,20 +27,20 @@ _REMOVE: dict[Dialect, str] = {
 
 
 class LedgerStore:
-    """StoreAway where the database cannot be used: ask again later. read_only: the table is not migrated."""
+    """StoreAway if the database cannot be used: try again later. read_only: the table is not migrated."""
 
     def __init__(self, database: BlockingDatabase, read_only: bool = False) -> None:
         self._database = database
         self._is_ready = self._read_only = read_only
 
     def insert(self, rows: Sequence[LedgerRow]) -> int:
-        """Add those that are not there yet, all in one transaction; how many these were. RowsRefused where
-        the database does not take one of them."""
+        """Add the new rows in one transaction; returns how many were new. RowsRefused if the database rejects
+        one of them."""
         records = [astuple(row) for row in rows]
         return self._run(lambda: self._database.insert_new(TABLE, "request_id", COLUMNS, records))
 
     def known(self, request_ids: Sequence[str]) -> set[str]:
-        """Which of them have their row."""
+        """Those of them that have a row."""
         found: set[str] = set()
         for start in range(0, len(request_ids), _KNOWN_AT_ONCE):
             some = request_ids[start : start + _KNOWN_AT_ONCE]
@@ -54,7 +54,7 @@ class LedgerStore:
         return self._run(lambda: self._database.ask(sql, *values))
 
     def remove_before(self, at_ms: int, limit: int) -> int:
-        """Remove at most `limit` rows that are older; how many there were."""
+        """Remove at most `limit` rows that are older; returns how many."""
         removed = statement(_REMOVE[self._database.dialect], at_ms, limit)
         return len(self._run(lambda: self._database.write(removed)))
 
@@ -68,7 +68,7 @@ class LedgerStore:
                 self._is_ready = True
             return job()
         except ValuesRefused as error:
-            raise RowsRefused(f"the ledger's store does not take a row: {error}") from error
+            raise RowsRefused(f"the ledger's store rejected a row: {error}") from error
         except StorageError as error:
             self._is_ready = self._read_only  # another database may be there next time
-            raise StoreAway(f"the ledger's store is away: {error}") from error
+            raise StoreAway(f"the ledger's store is unavailable: {error}") from error

@@ -1,4 +1,4 @@
-"""What routing saves on examples that it was not fitted on, beside baselines, with confidence intervals.
+"""Measures what routing saves on held-back examples, beside baselines, with confidence intervals.
 
 Every figure is from held-back rows. All methods are judged on the same resampled rows (a paired bootstrap),
 so the interval of a difference is not that of two unrelated figures.
