@@ -66,7 +66,7 @@ def test_rows_that_still_wait_are_said(state_dir: Path, capsys: pytest.CaptureFi
     ("words", "said"),
     [
         (["--by", "nobody"], "by: 'nobody' is not one of key, team"),
-        (["--since", "soon"], "since: 'soon' is no time"),
+        (["--since", "soon"], "since: 'soon' is not a time"),
         (["--store", "postgresql://x@127.0.0.1:1/x"], "PostgreSQL cannot be used"),
     ],
 )
@@ -84,7 +84,7 @@ def test_a_running_gateway_answers_the_same(state_dir: Path, capsys: pytest.Capt
         assert main(["usage", "--state-dir", str(state_dir), "--admin-url", url, "--by", "key"]) == 0
         asked = capsys.readouterr().out
         assert main(["usage", "--state-dir", str(state_dir), "--admin-url", url, "--since", "soon"]) == 1
-        assert "since: 'soon' is no time" in capsys.readouterr().err
+        assert "since: 'soon' is not a time" in capsys.readouterr().err
     assert main(["usage", "--state-dir", str(state_dir), "--by", "key"]) == 0
     assert asked == capsys.readouterr().out
 
