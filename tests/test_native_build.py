@@ -86,6 +86,7 @@ def test_a_wheel_holds_the_library_for_any_python_of_the_platform(tmp_path: Path
     if (platform.system(), platform.machine()) == ("Linux", "x86_64"):
         needed, glibc = dependencies(Path(path))
         assert "libstdc++.so.6" not in needed
+        assert exported(Path(path), "--dynamic") == exported(library.LIBRARY_PATH, "--dynamic")
         assert glibc <= (2, 28), "symbols newer than manylinux_2_28: see native/cmake/portable.cmake"
 
 
