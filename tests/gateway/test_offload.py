@@ -20,6 +20,7 @@ from ridgeline.gateway.pipeline import forwarding, model_requests, reservations
 from ridgeline.gateway.routing import router
 from ridgeline.gateway.tenants.keys import Limits
 from tests.gateway.stage import staged
+from tests.patience import PATIENCE_S
 
 
 @pytest.fixture
@@ -150,7 +151,10 @@ async def test_no_large_request_takes_the_loop_for_long(
     async with staged(tmp_path, {"guards": [{"timeout_ms": 600_000}]}) as stage:
         for path, body in bodies:
             await stage.http.post(
-                path, content=json.dumps(body), headers={"content-type": "application/json"}
+                path,
+                content=json.dumps(body),
+                headers={"content-type": "application/json"},
+                timeout=10 * PATIENCE_S,  # 100,000 texts are guarded
             )
     assert len(taken) > len(bodies)
     assert max(taken) < 0.05  # seconds; a guard alone would take more than one
