@@ -43,7 +43,7 @@ class ServerConfig:
     max_file_bytes: int = option(512 << 20, "maximum size of a file of /v1/files; larger ones get 413")
     max_stored_bytes: int = option(10 << 30, "maximum total size of stored files")
     response_retention_s: float = option(
-        30 * 86400.0, "keep a stored response for this many seconds after it was last used"
+        30 * 86400.0, "keep a stored response for this many seconds after it was created or last continued"
     )
     response_store_count: int = option(
         20_000, "maximum number of stored responses; the least recently used are removed"

@@ -74,7 +74,7 @@ class Deployment:
 
     @cached_property
     def link(self) -> float:
-        """Bytes per second to the other chips of the group; 0 traffic if there is no link."""
+        """Bytes per second to the other chips of the group; 1.0, and unused, for one chip without a link."""
         within = self.stage_gpus <= self.chip.link_domain
         rate = self.chip.link_bytes_per_s if within else self.chip.internode_bytes_per_s
         if rate is None and self.stage_gpus > 1:

@@ -80,7 +80,7 @@ def choose_parallel(
 def _candidates(shape: ModelShape, chip: Chip, most_gpus: int | None) -> list[tuple[int, int]]:
     """(tp, pp): tensor parallel within the link's reach, pipeline stages beyond it."""
     reach = chip.link_domain
-    if reach == 1 and chip.link_bytes_per_s:  # a card: any number can be in one machine
+    if reach == 1 and chip.link_bytes_per_s:  # cards: `most_gpus` of them are in one machine
         reach = most_gpus or 1
     most = most_gpus or reach * MOST_STAGES
     widths = [count for count in tp_sizes(shape) if count <= reach and _is_power_of_two(count)]

@@ -10,7 +10,7 @@ from typing import Literal
 
 from ridgeline.options import option
 
-DEFAULT_SLO = "ttft_p90=2s,tpot_p90=100ms"  # a prompt start, and faster than reading speed
+DEFAULT_SLO = "ttft_p90=2s,tpot_p90=100ms"  # a quick first token, then faster than reading speed
 GPUS_MAX = 64
 
 

@@ -35,7 +35,7 @@ def more_is_better(metric: str) -> bool:
 def effects(
     rounds: Sequence[tuple[Metrics, Metrics]], noise: Mapping[str, Effect] | None = None
 ) -> dict[str, Effect]:
-    """The change of every metric that all rounds have, if above zero. Needs two rounds."""
+    """The change of every metric that all rounds have with values above zero. Needs two rounds."""
     if len(rounds) < 2:
         return {}
     names = [

@@ -22,9 +22,8 @@ from ridgeline.engine.plan.request import SamplingParams
 
 RETRY_S = 0.5  # after the engine's queue was full
 
-Submit = Callable[
-    [int, SamplingParams, Inbox], OpenRequest
-]  # prompt number, sampling parameters, target inbox
+# prompt number, sampling parameters, target inbox
+Submit = Callable[[int, SamplingParams, Inbox], OpenRequest]
 
 
 @dataclass(frozen=True, slots=True, eq=False)

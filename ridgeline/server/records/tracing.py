@@ -14,7 +14,7 @@ from ridgeline.server.http.request_context import RequestContext
 from ridgeline.telemetry.timing import TimingRecord
 from ridgeline.telemetry.traces import SpanExport, TraceContext, new_trace_id, read_traceparent, server_spans
 
-# Other paths are their own span names.
+# The operation of any other path is the path itself.
 _OPERATIONS = {
     "/v1/chat/completions": "chat",
     "/v1/messages": "chat",
