@@ -210,5 +210,5 @@ def test_an_alias_of_nothing_is_refused(alias: str) -> None:
 
 
 def test_one_name_for_two_models_is_refused() -> None:
-    with pytest.raises(OptionError, match="the name a is given twice"):
+    with pytest.raises(OptionError, match="the name a is used twice"):
         named([EngineConfig(model="a"), EngineConfig(model="./dir/a")], [(), ()], ServerConfig())

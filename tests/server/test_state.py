@@ -8,7 +8,6 @@ from pathlib import Path
 import pytest
 
 from ridgeline.machine import cache_dir
-from ridgeline.models.errors import ModelNotFound
 from ridgeline.options import OptionError
 from ridgeline.server.records.state import open_state
 
@@ -40,5 +39,5 @@ def test_a_user_without_a_home_is_told_what_to_set(no_user_directories: pytest.M
     no_user_directories.setattr(pwd, "getpwuid", unknown)
     with pytest.raises(OptionError, match=r"home directory is unknown.*--state-dir"):
         open_state(None, 8000)
-    with pytest.raises(ModelNotFound, match=r"home directory is unknown.*RIDGELINE_CACHE"):
+    with pytest.raises(OptionError, match=r"home directory is unknown.*RIDGELINE_CACHE"):
         cache_dir()
