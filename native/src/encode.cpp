@@ -160,7 +160,7 @@ class Pass {
         for (int part = 0; part < parts; part++)
           m_.units.push_back({text, head, tokens * part / parts, tokens * (part + 1) / parts});
     }
-    // Long ones first: whoever takes the last piece should not keep the others waiting.
+    // Long ones first, so that the thread with the last piece does not keep the others waiting.
     std::stable_sort(m_.units.begin(), m_.units.end(), [&](const TextUnit& a, const TextUnit& b) { return cost(a) > cost(b); });
   }
   int64_t cost(const TextUnit& unit) const {

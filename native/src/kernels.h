@@ -58,7 +58,7 @@ struct Inputs {
   uint8_t* low;    // low limbs
   float* scales;   // [tile][group][row of the tile]
   float* sums;     // sum of the group's inputs, laid out like the scales; with an offset: of their integers, times it
-  int32_t offset;  // weights are scale · (q + offset) as they are multiplied; 0: they have minima of their own
+  int32_t offset;  // weights are scale · (q + offset) as they are multiplied; 0: they have separate minima
 };
 
 // What the attention of one KV head of one sequence reads. Blocks hold 16 tokens:

@@ -23,7 +23,7 @@
 
 namespace {
 
-// Up to so many rows the weights' bytes bind, not the arithmetic: two limbs cost nothing and keep 15 bits.
+// Up to this many rows the weights' bytes are the bound, not the arithmetic: two limbs cost nothing and keep 15 bits.
 constexpr int kRowsWithTwoLimbs = 1;
 
 inline InputKind input_kind(int format, int rows, bool deterministic) {

@@ -16,7 +16,7 @@ namespace {
 constexpr int kPhasesPerLayer = 12;
 
 // Panels 0 … count - 1 in runs of neighbours, each as long as half of what is left for every thread: the first ones long,
-// so that weights stream from memory; the last ones short, so that the threads end together, whoever lost its CPU.
+// so that weights stream from memory; the last ones short, so that the threads end together even if one lost its CPU.
 struct Runs {
   static constexpr int kMost = 4096;
   int count = 0, begin[kMost + 1];
@@ -320,7 +320,7 @@ class Step {
         for (int head = 0; head < spec_.kv_heads; head++)
           m_.units.push_back({row, head, first, std::min(tokens_per_unit, end - first)});
     }
-    // Long ones first: whoever takes the last piece should not keep the others waiting.
+    // Long ones first, so that the thread with the last piece does not keep the others waiting.
     std::stable_sort(m_.units.begin(), m_.units.end(), [&](const AttentionUnit& a, const AttentionUnit& b) {
       return int64_t(step_.positions[a.first_token] + 1) * a.num_tokens > int64_t(step_.positions[b.first_token] + 1) * b.num_tokens;
     });

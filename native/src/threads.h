@@ -1,5 +1,5 @@
-// A pool for work in hundreds of short phases. A phase ends when its pieces are done, not when all threads have come:
-// a thread that lost its CPU to another process delays the others by the piece it holds, and by nothing else.
+// A pool for work in hundreds of short phases. A phase ends when its pieces are done, not when all threads have arrived:
+// a thread that lost its CPU to another process delays the others only by the piece it holds.
 #pragma once
 #include <atomic>
 #include <condition_variable>
@@ -10,7 +10,8 @@
 
 namespace ridgeline {
 
-// One phase: pieces 0 … count - 1, taken in order by whoever comes. Every thread passes every phase, late ones empty-handed.
+// One phase: pieces 0 … count - 1, taken in order by the threads that arrive. Every thread passes every phase; a late one may
+// get no piece.
 class alignas(64) Phase {
  public:
   // Runs begin() before this thread's first piece, work(piece) for each that it gets; returns when all pieces are done.
@@ -25,7 +26,7 @@ class alignas(64) Phase {
     wait_until([&] { return done_.load(std::memory_order_acquire) >= count; });
   }
 
-  // Spins for the microseconds a phase lasts, then sleeps in short naps: whoever is waited for may need this CPU.
+  // Spins for the microseconds a phase lasts, then sleeps briefly: the thread it waits for may need this CPU.
   template <typename Condition>
   static void wait_until(const Condition& met) {
     for (int spins = 0; spins < kSpins; spins++) {
@@ -63,7 +64,7 @@ class ThreadPool {
   void (*const begin_)();
   std::vector<std::thread> threads_;
   const std::function<void(int)>* work_ = nullptr;
-  // Each on a cache line of its own: one is spun on while the other is written.
+  // On separate cache lines: one is spun on while the other is written.
   alignas(64) std::atomic<uint64_t> generation_{0};
   alignas(64) std::atomic<int> running_{0};
   std::atomic<bool> stopping_{false};

@@ -1,7 +1,7 @@
 // Paged attention against a softmax in double precision over the keys and values as the cache holds them.
 //
-// All memory starts as NaN: blocks of nobody, slots not yet written, other heads. What a row does not attend to must not
-// show in its result. Tolerances are derived where they are computed (`expected`), from the case's own numbers.
+// All memory starts as NaN: unused blocks, slots not yet written, other heads. What a row does not attend to must not
+// change its result. Tolerances are derived where they are computed (`expected`), from the case's own numbers.
 #pragma once
 #include <algorithm>
 #include <utility>
@@ -208,7 +208,7 @@ inline void attention_is_right_for_every_shape(const Kernels& kernels) {
   }
 }
 
-// Memory a row attends to that holds NaN must show in its result: an answer made of it is no answer.
+// Memory a row attends to that holds NaN must show in its result.
 inline void what_is_broken_and_attended_to_shows(const Kernels& kernels) {
   const int dim = 32, context = 130;
   for (int format : {RL_KV_F32, RL_KV_BF16, RL_KV_INT8})

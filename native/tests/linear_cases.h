@@ -254,7 +254,7 @@ inline void a_broken_row_breaks_no_other(const Kernels& kernels, bool amx) {
         }
 }
 
-// A scale that is no number, though packing refuses it, makes its own output visibly broken and no other any different.
+// A NaN scale, though packing rejects it, makes its own output visibly broken and changes no other.
 inline void a_broken_scale_breaks_no_other_output(const Kernels& kernels, bool amx) {
   const int n = 32, k = 96, rows = 5;
   for (int format : kFormats)

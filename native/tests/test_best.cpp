@@ -152,7 +152,7 @@ void a_row_that_is_no_number_has_no_best_and_harms_no_other() {
     }
 }
 
-// A logit that is no number or infinite, wherever it is: the row shows it. One that is -infinity is only never the best.
+// A logit that is NaN or infinite, at any position: the row reports it. A logit of -infinity is never the best.
 void one_logit_that_is_not_finite_leaves_no_best() {
   const int vocab = 333;
   for (float poison : {NAN, INFINITY, -INFINITY})

@@ -1,4 +1,4 @@
-// The library's encoder against one written in double precision; a text's vector in any company; what is refused.
+// The library's encoder against one written in double precision; a text's vector in any batch; invalid arguments.
 #include <functional>
 
 #include "tiny_encoder.h"

@@ -14,7 +14,7 @@ class Poisoned : public TinyModel {
       : TinyModel(seed, kAnyFormat, kv_format, deterministic), embedding_(RL_F32, decoder.vocab, decoder.hidden, weights()) {
     float* panel = reinterpret_cast<float*>(embedding_.data.data());  // [hidden][16]: token 0 is the first of each 16
     panel[size_t(seed % uint64_t(decoder.hidden)) * ridgeline::kPanel] = poison;
-    decoder.embedding = embedding_.matrix;  // of its own: a head tied to it would show the poison to everybody
+    decoder.embedding = embedding_.matrix;  // separate: a head tied to it would show the poison to every sequence
   }
   std::vector<int32_t> healthy_tokens(int count) {
     std::vector<int32_t> tokens = random_tokens(count);

@@ -1,4 +1,4 @@
-// What makes no sense is refused with a reason, before any kernel reads through it; and the model goes on as before.
+// Invalid arguments are rejected with a reason before any kernel reads them, and the model still works afterwards.
 #include <functional>
 #include <limits>
 

@@ -23,8 +23,8 @@ std::vector<Kind> kinds() {
   return all;
 }
 
-// Runs the sequences together, each step made by lot: who is in it, with how many tokens, in which order. Returns each
-// one's logits, as the steps made them.
+// Runs the sequences together, each step at random: its sequences, their tokens and their order. Returns each one's
+// logits, as computed by the steps.
 std::vector<Logits> run_by_lot(Session& session, const std::vector<Sequence>& sequences, Random& random, int budget) {
   std::vector<Logits> logits(sequences.size());
   std::vector<int> done(sequences.size());
@@ -119,7 +119,7 @@ std::vector<int> regime(const TinyModel& tiny, int rows) {
 
 void each_regime_of_the_default_mode_is_invariant_by_itself() {
   for (const Kind& kind : kinds()) {
-    // AMX attention has a regime of its own, by the rows that share a KV head in a part of a step.
+    // AMX attention switches kernels by the number of rows that share a KV head in a part of a step.
     if (isa == "amx" && kind.kv_format == RL_KV_BF16) continue;
     TinyModel tiny(kind.seed, kind.format, kind.kv_format, false);
     Random random(kind.seed);

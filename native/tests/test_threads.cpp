@@ -1,6 +1,6 @@
 // The thread pool and its phases: many short runs, on more threads than there are CPUs, with pauses long enough to sleep
-// in and threads that come late. What they must not do is lose a wake-up, do a piece twice or never, let a thread into a
-// phase whose inputs are not done, or race; the last is for TSan to see.
+// in and threads that arrive late. They must not lose a wake-up, do a piece twice or never, let a thread into a phase
+// whose inputs are not done, or race (TSan checks the last).
 #include "threads.h"
 
 #include <sys/resource.h>
@@ -40,8 +40,8 @@ void every_thread_runs_all_work_once() {
   }
 }
 
-// A run of many phases. What is written in a phase's pieces is read in the next one's without further ado, by whoever
-// takes them; every piece is done once, and begin() comes before a thread's first piece of a phase and not without one.
+// A run of many phases. Data written in a phase's pieces is read in the next phase's without further synchronization, by any
+// thread; every piece is done once, and begin() comes before a thread's first piece of a phase and not without one.
 // `late` and `hold` say for how many microseconds a thread comes late to a phase, or sits on a piece.
 void phases_follow_each_other(int threads, int phases, const int (&counts)[4], int (*late)(int thread, int phase),
                               int (*hold)(int phase, int piece)) {
@@ -134,7 +134,7 @@ void pools_serve_any_thread_and_each_other() {
   CHECK_EQUAL(runs, 20 * 3 + 50 * 2 + 50 * 3);
 }
 
-// In a process of its own, which has address space for a few threads and not for all; sanitizers need more than that.
+// In a separate process, which has address space for a few threads and not for all; sanitizers need more than that.
 void a_pool_that_gets_too_few_threads_ends_those_it_got() {
 #if defined(__linux__) && !defined(__SANITIZE_ADDRESS__) && !defined(__SANITIZE_THREAD__)
   const pid_t child = fork();

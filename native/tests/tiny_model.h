@@ -111,7 +111,7 @@ struct Sequence {
   std::vector<int32_t> tokens, table;  // table: its blocks
 };
 
-// Sequences with blocks of their own, in no order.
+// Sequences with separate blocks, in random order.
 inline std::vector<Sequence> random_sequences(TinyModel& model, Random& random, const std::vector<int>& lengths) {
   std::vector<int32_t> blocks;
   for (int i = 0; i < model.decoder.num_blocks; i++) blocks.push_back(i);

@@ -1,7 +1,7 @@
 // Paged attention: query heads of one KV head, for a few tokens of one sequence, over its blocks of 16 tokens.
 //
-// Keys are taken 64 at a time ("chunk", at absolute positions, so that a row's arithmetic does not depend on who it is
-// computed with): scores, then an online softmax, then the weighted sum of the values. Masked keys are replaced, never
+// Keys are taken 64 at a time ("chunk", at absolute positions, so that a row's arithmetic does not depend on the rows
+// computed with it): scores, then an online softmax, then the weighted sum of the values. Masked keys are replaced, never
 // multiplied away: memory beyond a sequence may hold anything.
 #pragma once
 #include <limits>

@@ -13,7 +13,7 @@ inline bool amx_attention_pays(const KvHead& kv, int rows) {
 }
 
 // Scores of 16 rows with the chunk's 64 keys. A chunk with fewer blocks computes its first ones again, into columns that
-// nobody reads.
+// are not read.
 inline void tile_scores(const KvHead& kv, const uint8_t* const (&keys)[kChunkBlocks], AttentionScratch& s, int row) {
   constexpr size_t kQueryStride = sizeof s.queries[0][0], kScoreStride = sizeof s.scores[0];
   _tile_zero(0);

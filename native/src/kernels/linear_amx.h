@@ -14,7 +14,7 @@ constexpr int kOwnRows = kTile;
 constexpr size_t kInputBlockBytes = 2 << 20;  // large: every block of rows expands the weights again
 static_assert(kLinearRows <= kOwnRows);
 
-// Below so many rows the vector kernels are faster: a tile costs the same for one row as for sixteen, and expanding a
+// Below this many rows the vector kernels are faster: a tile costs the same for one row as for sixteen, and expanding a
 // panel costs about as much as multiplying it with sixteen rows.
 constexpr int kRowsForExpandedTiles = 48;
 constexpr int kRowsForTiles = 6;
