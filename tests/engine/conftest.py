@@ -32,7 +32,7 @@ def nothing_is_cached(request):
 
 @pytest.fixture(scope="module")
 def weights_are_not_kept():
-    """Packed weights of passing checkpoints, or in formats nobody serves, stay out of the user's cache."""
+    """Packed weights of temporary checkpoints, or in unused formats, stay out of the user's cache."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(packed_cache, "source_key", lambda *args: {})
         yield
@@ -51,7 +51,7 @@ class Outcome:
 
 
 class Driver:
-    """Runs requests through a core of its own, which shares the fixture's weights and KV memory."""
+    """Runs requests through a separate core, which shares the fixture's weights and KV memory."""
 
     def __init__(self, llm: LLM, **limits) -> None:
         runner = llm.engine.core.runner

@@ -54,7 +54,7 @@ class LaunchedRow:
 
 @dataclass
 class Ticket:
-    """masks: of those who sample, taken from their grammars when `complete`; nobody's where there is none"""
+    """masks: of the sampling sequences, from their grammars when `complete`; empty without a grammar"""
 
     plan: StepPlan
     rows: list[LaunchedRow]
@@ -114,7 +114,7 @@ class FakeDevice:
             self._compute_all()
             self.queue.clear()
             self.in_flight.clear()
-            for launched in ticket.rows[::2]:  # half of it is sampled, and nobody hears of it
+            for launched in ticket.rows[::2]:  # half of it is sampled, and the result is lost
                 for seq in launched.row.samplers:
                     self.newest[seq] = -1
             raise error
@@ -239,7 +239,7 @@ class FakeDevice:
         return launched.table[place // self.block_size] * self.block_size + place % self.block_size
 
     def check(self) -> None:
-        """Whoever has a step in flight still has the blocks it was launched with, all of them."""
+        """Every sequence with a step in flight still has all the blocks it was launched with."""
         for ticket in self.in_flight:
             for launched in ticket.rows:
                 held = launched.row.seq.block_table[: len(launched.table)]

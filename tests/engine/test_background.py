@@ -1,4 +1,4 @@
-"""Background requests: they run in the gaps of interactive traffic, and nobody waits for them."""
+"""Background requests: they run in the capacity that interactive traffic leaves, and delay no user."""
 
 from __future__ import annotations
 
@@ -148,7 +148,7 @@ class TestQueues:
 
 
 class TestInterference:
-    """In virtual time: a step costs so much fixed and so much per token, as on a small processor."""
+    """In virtual time: a step has a fixed cost and a cost per token, as on a small processor."""
 
     FIXED_S, PER_TOKEN_S = 0.0025, 0.0005
 

@@ -1,4 +1,4 @@
-"""The calibration file: written whole, read back as it was, ignored with a warning when it is of no use."""
+"""The calibration file: written atomically, read back unchanged, ignored with a warning if unusable."""
 
 from __future__ import annotations
 
@@ -125,7 +125,7 @@ def test_a_write_that_fails_leaves_the_old_file_and_nothing_else(monkeypatch: py
 
 
 def test_others_may_read_the_file_as_the_umask_says() -> None:
-    """A service and the person who calibrated it may be two users."""
+    """A service and the user that calibrated it may differ."""
     before = os.umask(0o022)
     try:
         assert stat.S_IMODE(store_calibration(STORED).stat().st_mode) == 0o644

@@ -137,7 +137,7 @@ async def test_closing_a_finished_stream_late_leaves_the_next_one_with_its_id_al
 
 
 async def test_what_is_no_message_ends_every_stream_with_an_error(engine, tokenizer):
-    """Whoever reads on after it would wait for ever."""
+    """A reader that continued after it would wait forever."""
     client, number = await connected(engine, tokenizer)
     stream = asyncio.create_task(texts(client.generate([1], GREEDY)))
     await engine.next(Submit)

@@ -123,7 +123,7 @@ def running(pid: int) -> bool:
         state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
     except OSError:
         return False
-    return state != "Z"  # ended, and nobody has asked how
+    return state != "Z"  # ended, and not reaped yet
 
 
 @pytest.mark.parametrize(

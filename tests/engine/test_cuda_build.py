@@ -60,7 +60,7 @@ def qwen3_8b(tmp_path: Path) -> Path:
 
 
 def build_at(path: Path, free_bytes: int = 138 * GIB, **settings: object) -> CudaBuild:
-    """A build that has seen a device with so much free memory."""
+    """A build for a device with this much free memory."""
     build = CudaBuild(EngineConfig(**settings), path, read_spec(path), 1)  # type: ignore[arg-type]
     build._device.free_at_start = free_bytes
     return build

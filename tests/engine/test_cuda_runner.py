@@ -1,6 +1,6 @@
 """The GPU engine's runner, decoder and kernels in Triton's interpreter, against the reference on the CPU.
 
-All memory that nobody has written to holds NaN here, so that what reads it is found out.
+Memory that was never written contains NaN here, so that reading it is detected.
 """
 
 from __future__ import annotations
@@ -142,7 +142,7 @@ def test_a_chunk_of_one_token_in_mid_prompt_samples_nothing():
 
 
 def test_what_was_preempted_goes_on_where_it_was():
-    """Three who grow into a third block each, in a pool of seven that expects short answers."""
+    """Three sequences that grow into a third block each, in a pool of seven that expects short answers."""
     sizes = replace(SIZES, num_blocks=7)
     work = [(prompt(27, seed), drawn(8, seed=seed)) for seed in range(3)]
     weights = weights_of(SPEC, F32)

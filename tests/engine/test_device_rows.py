@@ -56,17 +56,17 @@ def test_a_row_of_its_own_for_everyone_and_the_freed_one_for_the_next():
     rows.note_blocks(first, [3])
     rows.take_differences()
     rows.release(one)
-    rows.release(one)  # who is unknown is ignored
+    rows.release(one)  # an unknown sequence is ignored
     assert rows.of(one) is None
     third = sequence("c")
     taken = rows.take(third)
     assert taken.index == first.index
-    rows.note_blocks(taken, [3])  # the very same block, but the device's knowledge ended with the row
+    rows.note_blocks(taken, [3])  # the same block, but the device's copy was dropped with the row
     assert rows.take_differences() == ([taken.index * WIDTH], [3])
 
 
 def test_the_devices_tables_follow_those_of_the_host():
-    """Tables grow, exchange their last block, and begin anew after a preemption, as the scheduler does it."""
+    """Tables grow, replace their last block, and restart after a preemption, as in the scheduler."""
     rng = random.Random(0)
     rows, device = DeviceRows(3, WIDTH), dict[int, int]()
     sequences = [sequence(str(number)) for number in range(3)]

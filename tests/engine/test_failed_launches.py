@@ -1,4 +1,4 @@
-"""A launch that breaks off harms nobody: rows, parameters and counts are as if it had never been."""
+"""A failed launch has no effect: rows, parameters and counts are as if it had never happened."""
 
 from __future__ import annotations
 
@@ -93,7 +93,7 @@ def test_a_launch_that_breaks_off_is_made_again_with_the_same_result(
         "send": (tested._inputs.block, "upload", False),
         "forward": (tested.decoder, "forward", False),
         "masks": (tested._sampler, "_send_masks", False),
-        "sampled": (tested._sampler, "sample", True),  # tokens are drawn and counted, and nobody hears of it
+        "sampled": (tested._sampler, "sample", True),  # tokens are drawn and counted, and the result is lost
     }
     owner, name, after = where[place]
     if place == "set_row" and call == 2:

@@ -98,7 +98,7 @@ def test_a_long_chain_of_rules_harms_nobody(tried):
 
 
 def test_what_nobody_waits_for_any_more_is_not_begun(tried):
-    """Or whoever asks and leaves, again and again, would hold up all others."""
+    """Otherwise a client that asks and leaves repeatedly would delay all others."""
     endless = [{**ENDLESS[0], "minLength": length} for length in range(1, 200)]
     asked = [tried.begin(Grammar("json_schema", json.dumps(schema))) for schema in endless]
     for compilation in asked:

@@ -84,7 +84,7 @@ def accepts(vocabulary: Vocabulary, compiled: Compiled, text: str) -> bool:
 
 
 def walk(vocabulary: Vocabulary, compiled: Compiled, draws: random.Random) -> str | None:
-    """A text of the language, written at random by somebody who wants to come to an end."""
+    """A random text of the language that tends to end soon."""
     matcher = compiled.matcher()
     mask = np.zeros(mask_words(vocabulary.size), np.int32)
     tokens: list[int] = []
@@ -126,7 +126,7 @@ def test_no_instance_that_is_invalid_is_accepted(suite, vocabulary, draft):
 
 @pytest.mark.parametrize("draft", VALIDATORS)
 def test_nearly_every_instance_that_is_valid_is_accepted(suite, vocabulary, draft):
-    """What is refused are other spellings: 1.0 for 1, the members of an object in another order."""
+    """Only other spellings are rejected: 1.0 for 1, the members of an object in another order."""
     outcome = Counter(
         accepts(vocabulary, case.compiled, json.dumps(test["data"], ensure_ascii=False))
         for case in suite[draft]

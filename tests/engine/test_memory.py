@@ -78,7 +78,7 @@ def test_a_context_beyond_the_models_own_is_refused(plan):
 
 @pytest.fixture(scope="module")
 def on_device(spec, smollm2_path):
-    """on_device(config, free bytes, most useful tokens): in bfloat16, on a GPU with so much free."""
+    """on_device(config, free bytes, most useful tokens): in bfloat16, on a GPU with that many bytes free."""
 
     def make(config, free_bytes, most_kv_tokens=10**9):
         footprint = Footprint(

@@ -72,7 +72,7 @@ class Watched(NativeDecoder):
 
 @pytest.fixture
 def runner() -> NativeRunner:
-    """Over a decoder whose token 0 is no number."""
+    """With a decoder whose token 0 is NaN."""
     embedding = pack_float(Format.F32, floats(40, 32, seed=9))
     embedding.data.view(np.float32)[0] = np.nan  # [hidden][16]: the packing of floats refuses it
     return NativeRunner(Watched(replace(tiny_table(), embedding=embedding), threads=2), Sampler((7,)), 8)

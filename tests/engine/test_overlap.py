@@ -1,4 +1,4 @@
-"""The overlapped loop against a device with timing of its own: step N+1 is launched before N is read, and
+"""The overlapped loop against a device with its own timing: step N+1 is launched before N is read, and
 nothing that is found out late loses a token, repeats one, or frees a block early."""
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ FAILED = "the forward pass failed: RuntimeError: "
 
 # ── whatever arrives, ends, fails and is aborted ─────────────────────────────────────────────────────────
 
-# How long nobody comes, who comes then, and how long a grammar lets it speak; None: it has none.
+# Steps until the next arrival, the request, and how long its grammar lets it continue; None: no grammar.
 Traffic = list[tuple[int, Arrival, int | None]]
 lengths = st.sampled_from([None, None, 1, 3, 30])
 traffic = st.lists(st.tuples(st.integers(0, 4), arrivals(), lengths), min_size=1, max_size=8)
@@ -145,7 +145,7 @@ def test_nothing_is_computed_beyond_the_last_allowed_token() -> None:
 
 @pytest.mark.parametrize("at", [0, 1, 4, 7])
 def test_a_stop_is_found_one_step_late_and_the_token_after_it_is_nobodys(at: int) -> None:
-    """Also on the very last token that max_tokens allows."""
+    """Also on the last token that max_tokens allows."""
     said = answer_alone(request("a", 4, max_tokens=8), 0, 128)[0]
     stop = said[at]
     engine = Overlapped(limits(), request("a", 4, max_tokens=8, stop_token_ids=(stop,)))
@@ -393,7 +393,7 @@ def test_ctrl_c_leaves_no_step_in_flight_and_the_books_balanced(where: str, step
     engine = Overlapped(limits(), *requests, **{where: interrupt})
     with pytest.raises(KeyboardInterrupt):
         engine.run()
-    engine.device.in_flight.clear()  # their tickets are collected by nobody
+    engine.device.in_flight.clear()  # their tickets are never collected
     assert not engine.core.has_work
     engine.scheduler.check_integrity()
     assert engine.scheduler.pool.num_held == 0

@@ -44,7 +44,7 @@ class Judge:
 
     @torch.inference_mode()
     def _hear(self, sequences: list[tuple[int, ...]]) -> None:
-        # What pads a sequence comes after it, where a causal model does not look.
+        # Padding comes after a sequence, where a causal model does not look.
         padded = pad_sequence([torch.tensor(ids) for ids in sequences], batch_first=True)
         for ids, logits in zip(sequences, self._model(padded).logits, strict=True):
             said = logits[: len(ids) - 1]

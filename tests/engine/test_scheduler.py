@@ -262,7 +262,7 @@ class TestStepsInFlight:
         assert shape(engine.launch()) == [("old/0", 0, 4)]
         assert shape(engine.launch()) == [("new/0", 0, 4)]
         engine.land()
-        waits = engine.launch()  # old needs a block, and new, who must give one, is being computed
+        waits = engine.launch()  # old needs a block, and new, the victim, is being computed
         assert (shape(waits), waits.preempted) == ([], [])
         engine.land()
         plan = engine.launch()

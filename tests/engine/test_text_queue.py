@@ -1,4 +1,4 @@
-"""TextQueue: who is computed in the next step of an encoder."""
+"""TextQueue: which texts an encoder's next step computes."""
 
 from __future__ import annotations
 

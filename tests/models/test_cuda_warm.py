@@ -1,6 +1,6 @@
-"""What is compiled before the first step is what steps launch: rehearsed steps beside those of a real runner.
+"""The kernels compiled ahead are the ones that steps launch: dry runs against the steps of a real runner.
 
-In a process of its own with the kernels as they are compiled: elsewhere in the tests they are interpreted.
+In a separate process with compiled kernels: elsewhere in the tests they are interpreted.
 Launches are written down, not made, so no GPU is needed.
 """
 

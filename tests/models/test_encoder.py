@@ -17,7 +17,7 @@ from ridgeline.models.spec.encoder_config import read_encoder_spec
 from ridgeline.ops.cpu.encoder import NativeEncoder
 
 VOCAB = 200
-# Sizes that are no multiples of a vector, and heads of odd sizes.
+# Sizes that are not multiples of a vector, and heads of odd sizes.
 SIZES = {"hidden_size": 84, "num_attention_heads": 6, "num_hidden_layers": 2, "intermediate_size": 150}
 DISTIL_SIZES = {"dim": 48, "n_heads": 3, "n_layers": 2, "hidden_dim": 100}
 TEXTS = [[2, 5, 9, 11, 3], [2, 3], [2, *range(10, 70), 3], [2, 17, 3]]

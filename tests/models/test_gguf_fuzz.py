@@ -1,7 +1,7 @@
 """Thousands of bytes altered at random in a small quantized GGUF: it loads to finite weights, or is refused.
 
 The seeds are fixed, so a failure names the file that shows it again. Deliberate harms are in
-test_gguf_hostile and test_gguf_tensor_table; here nobody thought of the harm beforehand.
+test_gguf_hostile and test_gguf_tensor_table; here the damage is random.
 """
 
 from __future__ import annotations

@@ -65,9 +65,9 @@ def test_tensors_side_by_side_are_read(tmp_path: Path) -> None:
     [
         (0,),
         (32, 0),
-        (2**63, 2),  # the product is 2^64: 0 to whoever counts in 64 bits
+        (2**63, 2),  # the product is 2^64: 0 in 64-bit arithmetic
         (2**32, 2**32),
-        (2**64 - 1,),  # -1 to whoever counts with a sign
+        (2**64 - 1,),  # -1 as a signed number
         (2**31, 1),
         (32, 2**64 - 32),
         (1, 1, 1, 2**40),

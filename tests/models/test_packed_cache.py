@@ -1,4 +1,4 @@
-"""Packed weights kept on disk: a hit is the miss bit for bit; what is stale or damaged is packed anew."""
+"""Packed weights cached on disk: a hit equals a miss bit for bit; bad entries are packed again."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from tests.models.tiny_checkpoints import tiny_model
 
 @pytest.fixture(autouse=True)
 def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A cache of its own for every test, that keeps even tiny models."""
+    """A separate cache for every test, which stores even tiny models."""
     monkeypatch.setenv("RIDGELINE_CACHE", str(tmp_path / "cache"))
     monkeypatch.setattr(packed_cache, "MIN_ENTRY_BYTES", 0)
     return tmp_path / "cache" / "packed"

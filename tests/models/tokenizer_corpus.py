@@ -56,7 +56,7 @@ CORPUS = [
 
 
 def random_texts(count: int, seed: int) -> list[str]:
-    """Pieces of the corpus shuffled together, so that borders fall where nobody thought of them."""
+    """Pieces of the corpus shuffled together, so that borders fall at unforeseen places."""
     rng = random.Random(seed)
     letters = list("".join(CORPUS))
     return [

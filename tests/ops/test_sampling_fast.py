@@ -41,7 +41,7 @@ def test_the_token_is_the_specifications(vocab, spread, temperature, min_p, top_
 
 
 def test_many_draws_of_a_models_row_are_the_specifications():
-    """Often enough that tokens out of the tail win too, who are not among the first runners."""
+    """Often enough that tokens of the tail win too, which are not among the first runners."""
     logits = row(1, VOCAB, 1.0)
     tokens = [sampling_fast.choose(logits, 1.0, 0.0, 0, 1.0, 7, position) for position in range(60)]
     assert tokens == [specified(logits, 1.0, 0.0, 0, 1.0, 7, position) for position in range(60)]

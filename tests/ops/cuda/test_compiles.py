@@ -1,5 +1,5 @@
-"""Every kernel that a step launches compiles for an H200, without one: in a process of its own, because
-Triton either interprets or compiles. What the steps launch is found by rehearsing them over no memory.
+"""Every kernel that a step launches compiles for an H200, without one: in a separate process, because
+Triton either interprets or compiles. Dry runs over tensors without memory find what the steps launch.
 """
 
 from __future__ import annotations

@@ -133,7 +133,7 @@ class Case:
     def expected(
         self, window: int | None = None, softcap: float | None = None
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """Output in float32 of the rows that are no padding, which rows those are, and the cache after."""
+        """Output in float32 of the rows that are not padding, their indices, and the cache afterwards."""
         q, k, v = self.heads_of_tokens()
         real = [row for row, context in enumerate(self.contexts) if context]
         rows = [InputRow([0], self.contexts[row] - 1, self.blocks[row], None) for row in real]

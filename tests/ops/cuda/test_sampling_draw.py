@@ -47,7 +47,7 @@ def test_noise_is_right_over_its_whole_range(device):
 
 
 def test_two_tokens_race_by_large_noise_too(device):
-    """Only two can win: their noise is of any size, not just the smallest of many."""
+    """Only two can win: their noise has any size, not just the smallest of many."""
     vocab = 64
     batch = Batch(device, vocab)
     logits = torch.full((1, vocab), -1e4, device=device)
@@ -85,7 +85,7 @@ def test_rows_without_a_finite_maximum_are_flagged_and_harm_no_other(device, tem
     logits[0, 1050] = float("nan")
     logits[1, 3] = float("inf")
     logits[2] = float("-inf")
-    logits[3, ::2] = float("-inf")  # some are impossible: that is no fault
+    logits[3, ::2] = float("-inf")  # some tokens are impossible: not an error
     for row in range(5):
         batch.state.set_row(row, RowParams(seed=row, temperature=temperature))
     out = batch.draw(logits, [0, 1, 2, 3, 4], [0] * 5)

@@ -1,4 +1,4 @@
-"""Masks on the device: whoever has one chooses among its bits alone, and nobody else notices."""
+"""Masks on the device: a row with a mask samples only among its bits, and no other row changes."""
 
 from __future__ import annotations
 
