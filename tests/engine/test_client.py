@@ -168,7 +168,7 @@ async def test_an_engine_that_leaves_before_its_hello_leaves_no_socket_open(engi
     connecting = asyncio.create_task(AsyncClient.connect(engine.path, tokenizer))
     number, _ = await engine.next(Opened)
     engine.say(number)  # anything but a Hello
-    with pytest.raises(EngineDied, match="introduce"):
+    with pytest.raises(EngineDied, match="before its Hello"):
         await connecting
     await engine.next(Closed)
 
