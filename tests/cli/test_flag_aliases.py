@@ -117,7 +117,7 @@ def test_bench_flags_have_the_names_of_vllm_bench_serve() -> None:
 
 
 def test_aliases_are_not_in_the_help() -> None:
-    assert "--max-model-len" not in parser_of("serve").format_help()
+    assert "--max-num-batched-tokens" not in parser_of("serve").format_help()
 
 
 def test_every_row_of_the_table_reaches_a_parser() -> None:
