@@ -129,7 +129,7 @@ def _end_of_text(body: bytes, at: int, end: int) -> int:
         return stop if stop < end and body[stop] == _QUOTE else end
     if stop < end:
         return stop
-    escape = body.rfind(b"\\u", max(at + 1, stop - 5), stop)
+    escape = body.rfind(b"\\u", max(at, stop - 5), stop)
     return stop if escape < 0 else escape
 
 

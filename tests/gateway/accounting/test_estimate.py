@@ -9,7 +9,7 @@ from typing import Any
 
 import msgspec
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 from tokenizers import Tokenizer
 
@@ -117,6 +117,7 @@ PARTS = (
 
 
 @given(parts=st.lists(st.sampled_from(PARTS), max_size=200))
+@example(parts=["x" * 287, '"text": "', "\\u0434"])  # the first piece ends within the text's first escape
 def test_an_answer_weighs_the_same_in_steps(parts: list[str]) -> None:
     body = "".join(parts).encode()
     with pytest.MonkeyPatch.context() as patch:
