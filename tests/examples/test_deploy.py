@@ -59,7 +59,7 @@ def test_the_server_s_unit_starts_a_server_with_its_settings(tmp_path: Path) -> 
 
 def test_the_gateway_s_unit_starts_a_gateway_with_its_settings(tmp_path: Path) -> None:
     arguments = exec_start("ridgeline-gateway.service", STATE_DIRECTORY=str(tmp_path))
-    assert "1 upstream, 1 model, all fits" in ridgeline(*arguments, "--check", **KEYS)
+    assert "1 upstream, 1 model; the configuration is valid" in ridgeline(*arguments, "--check", **KEYS)
 
 
 def test_the_container_s_command_is_accepted(tmp_path: Path) -> None:
@@ -79,4 +79,6 @@ def test_a_page_s_gateway_file_is_accepted(page: str, tmp_path: Path) -> None:
     assert block
     file = tmp_path / "gateway.toml"
     file.write_text(block[1].replace("postgresql://…", "postgresql://127.0.0.1/ridgeline"), encoding="utf-8")
-    assert "2 upstreams, 1 model, all fits" in ridgeline("gateway", "--config", str(file), "--check", **KEYS)
+    assert "2 upstreams, 1 model; the configuration is valid" in ridgeline(
+        "gateway", "--config", str(file), "--check", **KEYS
+    )

@@ -162,7 +162,7 @@ def test_check_finds_what_a_worker_would_refuse(
     path = tmp_path / "gateway.toml"
     path.write_text(EXAMPLE_FILE)
     assert main(["gateway", "--config", str(path), "--check"]) == 0
-    assert "1 upstream, 1 model, all fits" in capsys.readouterr().out
+    assert "1 upstream, 1 model; the configuration is valid" in capsys.readouterr().out
     path.write_text(EXAMPLE_FILE.replace(changed, to, 1))
     assert main(["gateway", "--config", str(path), "--check"]) != 0
     told = capsys.readouterr().err
