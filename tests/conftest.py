@@ -18,7 +18,12 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+import hypothesis
 import pytest
+
+# An example may take any time: the machine may be busy.
+hypothesis.settings.register_profile("ridgeline", deadline=None)
+hypothesis.settings.load_profile("ridgeline")
 
 pytest_plugins = ["tests.tiny_wheel"]
 

@@ -51,6 +51,8 @@ def _on_json(endpoint: Endpoint) -> Iterator[Attack]:
     served = {name for name, about in fields_of(endpoint.request).items() if about.status == "supported"}
     good = next((one for one in endpoint.examples if "messages" in one), endpoint.examples[0])
     first = next(iter(good), "model")
+    if endpoint.path.startswith("/api/") and "options" in served:
+        good = {**good, "options": {"num_predict": 1}}  # what passes writes one token
 
     def with_field(name: str, raw: str) -> bytes:
         """The good body with this text, which need not be JSON, as a field's value."""
