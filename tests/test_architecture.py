@@ -1,0 +1,77 @@
+"""The shape of the code: no import cycles, no crowded folder, no file that grew two ideas.
+
+Every import counts: those inside functions, and those for types alone.
+"""
+
+from __future__ import annotations
+
+import ast
+from collections import Counter
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[1]
+MOST_FILES = 20
+MOST_LINES = 410  # "under about 400"
+
+# Files above MOST_LINES, each with its reason and its own bound.
+LONG = {
+    "ridgeline/engine/grammar/keywords.py": 440,  # one table: every JSON Schema keyword and what becomes of it
+    "ridgeline/ops/cuda/attention/prefill_specialized.py": 460,  # one kernel; its roles read as a whole
+}
+
+
+def modules() -> dict[str, Path]:
+    found = {}
+    for path in sorted((ROOT / "ridgeline").rglob("*.py")):
+        name = ".".join(path.relative_to(ROOT).with_suffix("").parts)
+        found[name.removesuffix(".__init__")] = path
+    return found
+
+
+def imports_of(path: Path, known: dict[str, Path]) -> set[str]:
+    found = set()
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.ImportFrom) and node.module is not None:
+            for alias in node.names:
+                inner = f"{node.module}.{alias.name}"
+                found.add(inner if inner in known else node.module)
+        elif isinstance(node, ast.Import):
+            found.update(alias.name for alias in node.names)
+    return found & known.keys()
+
+
+def cycles(graph: dict[str, set[str]]) -> list[list[str]]:
+    """Modules that reach each other: what is left without those that import none, or that none imports."""
+    left = {name: set(targets) - {name} for name, targets in graph.items()}
+    while True:
+        imported = set().union(*left.values()) if left else set()
+        leaves = {name for name, targets in left.items() if not targets or name not in imported}
+        if not leaves:
+            break
+        left = {name: targets - leaves for name, targets in left.items() if name not in leaves}
+    return [[name, *sorted(targets)] for name, targets in sorted(left.items())]
+
+
+def test_no_module_reaches_itself_through_imports() -> None:
+    known = modules()
+    assert cycles({name: imports_of(path, known) for name, path in known.items()}) == []
+
+
+def test_a_cycle_is_found() -> None:
+    graph = {"a": {"b"}, "b": {"c"}, "c": {"b"}, "d": {"a"}}
+    assert [found[0] for found in cycles(graph)] == ["b", "c"]
+
+
+def test_no_folder_has_more_than_twenty_modules() -> None:
+    folders = Counter(str(path.parent.relative_to(ROOT)) for path in modules().values())
+    assert {folder: count for folder, count in folders.items() if count > MOST_FILES} == {}
+
+
+def test_no_file_is_longer_than_about_four_hundred_lines_without_a_reason() -> None:
+    long = {}
+    for path in modules().values():
+        name = str(path.relative_to(ROOT))
+        lines = len(path.read_text(encoding="utf-8").splitlines())
+        if lines > LONG.get(name, MOST_LINES):
+            long[name] = lines
+    assert long == {}
