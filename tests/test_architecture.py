@@ -15,7 +15,7 @@ MOST_LINES = 410  # "under about 400"
 
 # Files above MOST_LINES, each with its reason and its own bound.
 LONG = {
-    "ridgeline/engine/grammar/keywords.py": 440,  # one table: every JSON Schema keyword and what becomes of it
+    "ridgeline/engine/grammar/keywords.py": 440,  # one table of JSON Schema keywords
     "ridgeline/ops/cuda/attention/prefill_specialized.py": 460,  # one kernel; its roles read as a whole
 }
 
