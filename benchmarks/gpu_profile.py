@@ -38,7 +38,7 @@ def _profile(model: str, args: argparse.Namespace) -> int:
     from ridgeline.engine.config import EngineConfig
     from ridgeline.engine.start.build import build_engine
     from ridgeline.lab.profile.load import PHASES, Shape
-    from ridgeline.lab.profile.run import Wishes, profile_engine
+    from ridgeline.lab.profile.run import ProfileRequest, profile_engine
     from ridgeline.lab.profile.table import profile_lines
 
     config = EngineConfig(
@@ -53,7 +53,7 @@ def _profile(model: str, args: argparse.Namespace) -> int:
     with tempfile.TemporaryDirectory() as folder:
         built = build_engine(config, write_config(model, Path(folder)))
     shape = Shape(args.sequences, args.context, args.prompt_tokens)
-    wishes = Wishes(PHASES, args.steps, shape, seconds=args.seconds, out=args.out / model)
+    wishes = ProfileRequest(PHASES, args.steps, shape, seconds=args.seconds, out=args.out / model)
     found = profile_engine(built, model, wishes, lambda text: print(text, file=sys.stderr, flush=True))
     print("\n".join(profile_lines(found, args.top)), flush=True)
     print(f"wrote {found.save(args.out / model)}", flush=True)

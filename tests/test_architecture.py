@@ -7,7 +7,11 @@ from __future__ import annotations
 
 import ast
 from collections import Counter
+from importlib import import_module
+from importlib.util import find_spec
 from pathlib import Path
+
+import pytest
 
 ROOT = Path(__file__).resolve().parents[1]
 MOST_FILES = 20
@@ -75,3 +79,18 @@ def test_no_file_is_longer_than_about_four_hundred_lines_without_a_reason() -> N
         if lines > LONG.get(name, MOST_LINES):
             long[name] = lines
     assert long == {}
+
+
+@pytest.mark.parametrize("folder", ["benchmarks", "examples", "tests/gpu"])
+def test_what_scripts_import_exists(folder: str) -> None:
+    """Other tests run few of them: a renamed class would be found by a user."""
+    missing = []
+    for path in sorted((ROOT / folder).rglob("*.py")):
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if not isinstance(node, ast.ImportFrom) or not (node.module or "").startswith("ridgeline"):
+                continue
+            module = import_module(str(node.module))
+            for alias in node.names:
+                if not hasattr(module, alias.name) and find_spec(f"{node.module}.{alias.name}") is None:
+                    missing.append(f"{path.relative_to(ROOT)}: {node.module}.{alias.name}")
+    assert missing == []

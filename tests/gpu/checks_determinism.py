@@ -7,7 +7,7 @@ import random
 import torch
 
 from ridgeline.engine.plan.step import StepPlan
-from ridgeline.engine.run.cuda.runner import CudaRunner, Flight
+from ridgeline.engine.run.cuda.runner import CudaRunner, LaunchedStep
 from ridgeline.ops.cuda.norm import FEW_ROWS, norm_tile
 from tests.gpu.collection import DEVICE, Skipped, scaled
 from tests.gpu.engines import Work, bits_of, cuda_runner, serve, weights_of
@@ -56,7 +56,7 @@ class _CountingRunner(CudaRunner):
 
     largest = 0
 
-    def launch(self, plan: StepPlan) -> Flight:
+    def launch(self, plan: StepPlan) -> LaunchedStep:
         self.largest = max(self.largest, sum(row.count for row in plan.rows))
         return super().launch(plan)
 
