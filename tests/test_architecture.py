@@ -9,7 +9,9 @@ import ast
 from collections import Counter
 from importlib import import_module
 from importlib.util import find_spec
+from inspect import ismodule
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -86,11 +88,22 @@ def test_what_scripts_import_exists(folder: str) -> None:
     """Other tests run few of them: a renamed class would be found by a user."""
     missing = []
     for path in sorted((ROOT / folder).rglob("*.py")):
-        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
-            if not isinstance(node, ast.ImportFrom) or not (node.module or "").startswith("ridgeline"):
-                continue
-            module = import_module(str(node.module))
-            for alias in node.names:
-                if not hasattr(module, alias.name) and find_spec(f"{node.module}.{alias.name}") is None:
-                    missing.append(f"{path.relative_to(ROOT)}: {node.module}.{alias.name}")
+        tree = ast.parse(path.read_text(encoding="utf-8"))
+        imported: dict[str, Any] = {}  # modules, by the name they have here
+        for node in ast.walk(tree):
+            if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("ridgeline"):
+                package = import_module(str(node.module))
+                for alias in node.names:
+                    if hasattr(package, alias.name) and not ismodule(getattr(package, alias.name)):
+                        continue
+                    if find_spec(f"{node.module}.{alias.name}") is None:
+                        missing.append(f"{path.relative_to(ROOT)}: {node.module}.{alias.name}")
+                    else:
+                        name = alias.asname or alias.name
+                        imported[name] = import_module(f"{node.module}.{alias.name}")
+        for node in ast.walk(tree):
+            if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name):
+                module = imported.get(node.value.id)
+                if module is not None and not hasattr(module, node.attr):
+                    missing.append(f"{path.relative_to(ROOT)}: {module.__name__}.{node.attr}")
     assert missing == []

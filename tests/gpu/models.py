@@ -68,13 +68,13 @@ def compile_kernels(spec: ModelSpec, dtype: str, sizes: Sizes, deterministic: bo
     if INTERPRETED:
         return
     rows = ladder(sizes.max_running)
-    rehearsal = cuda_warm.StepRehearsal(
+    dry_run = cuda_warm.StepDryRun(
         spec, DTYPES[dtype], rows[-1], sizes.step_tokens, sizes.max_context, sizes.num_blocks, deterministic
     )
-    launches = cuda_warm.first_kernels(rehearsal) + rehearsal.prompts([20, 3])
+    launches = cuda_warm.first_kernels(dry_run) + dry_run.prompts([20, 3])
     if not deterministic:
         for count in rows:
-            launches += rehearsal.decodes(count)
+            launches += dry_run.decodes(count)
     compile_all(distinct(launches))
 
 
