@@ -14,7 +14,7 @@ from tests.models.tiny_checkpoints import MODELS, VOCAB, tiny_model
 
 BACKENDS = {
     "native": {"backend": "native", "weights": "float32", "kv_dtype": "float32"},
-    "torch": {"backend": "torch", "dtype": "float32", "threads": 1},
+    "torch": {"backend": "torch", "dtype": "float32"},
 }
 OUTPUT_TOKENS = 40  # with the prompts, several times the sliding windows
 TIE = 1e-4

@@ -198,7 +198,7 @@ async def test_names_in_a_large_batch_file_are_redacted(tmp_path, model):
         for _ in range(2):  # NER ends with each file
             place = (str(file), 0, file.stat().st_size, str(out))
             batch = await offload.run("tenant", "batch_file", *place, uploader, "up")
-            assert batch.meta["lines"] == 2
+            assert batch.meta.lines == 2
             texts = [json.loads(line)["body"]["messages"][0]["content"] for line in out.open()]
             assert [text[:11] for text in texts] == ["<PERSON_1> ", "<PERSON_1> "]
     finally:

@@ -197,8 +197,8 @@ def test_help_states_the_defaults_that_a_plan_uses(
         plan("--help")
     told = " ".join(capsys.readouterr().out.split())
     demand = read_demand(TrafficOptions())
-    assert f"or cdf:FILE; default {demand.options.input}" in told
-    assert f"answer tokens, likewise; default {demand.options.output}" in told
+    assert f"cdf:FILE; default: {demand.options.input}" in told
+    assert f"answer tokens, as --input; default: {demand.options.output}" in told
     assert f"default: {DEFAULT_SLO}" in told
     assert str(read_slo(None)) == str(parse_slo(DEFAULT_SLO))
 

@@ -110,7 +110,7 @@ def test_wrong_usage_is_refused_before_a_server_is_started(
     folder = str(tmp_path / "none")
     for arguments, wanted in (
         (["tune", "--ledger", folder], "name a MODEL"),
-        (["tune", "--ledger", folder, "--rounds", "4"], "--rounds is of a new ledger"),
+        (["tune", "--ledger", folder, "--rounds", "4"], "--rounds is for a new ledger"),
         (["tune", "show", "--ledger", folder], "there is no ledger"),
         (["tune", "trial", "threads=1", "max_running=2", "--ledger", folder], "one key, not 2"),
         (

@@ -78,7 +78,7 @@ if sys.argv[3:]:  # of one kernel alone, and not of every size
 with ThreadPoolExecutor(2) as pool:
     outcomes = list(pool.map(outcome, distinct(launches)))
 arguments = {}
-for module in pkgutil.iter_modules(ridgeline.ops.cuda.__path__, "ridgeline.ops.cuda."):
+for module in pkgutil.walk_packages(ridgeline.ops.cuda.__path__, "ridgeline.ops.cuda."):
     for name, value in vars(importlib.import_module(module.name)).items():
         if isinstance(value, JITFunction):
             arguments[f"{value.__module__}.{name}"] = value.arg_names

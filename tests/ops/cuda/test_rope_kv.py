@@ -93,5 +93,5 @@ def test_one_norm_without_the_other_is_refused_and_no_tokens_do_nothing(device):
     arguments = (empty.view(0, 2, 2, 8)[:, 0], kv, none, none, table, table)
     rope_write(empty, *arguments, num_heads=2, num_kv_heads=1)
     one = torch.empty(1, 4 * 8, device=device)
-    with pytest.raises(ValueError, match="together"):
+    with pytest.raises(ValueError, match="both q_norm and k_norm"):
         rope_write(one, *arguments, num_heads=2, num_kv_heads=1, q_norm=table[0])
