@@ -1,7 +1,7 @@
-"""The interface below the decoder: a backend is a namespace of ops, chosen once at start.
+"""The interface below the torch decoder: a namespace of ops, chosen once at start.
 
-`reference` is the specification; `torch_backend` is used for serving. A native or GPU backend is another
-module with these functions and the same tests. No op decides anything about requests.
+`reference` is the specification, `torch_backend` the faster twin for serving. The native library and the CUDA
+decoder do not use this interface: they fuse ops. Tests compare them with `reference`.
 """
 
 from __future__ import annotations

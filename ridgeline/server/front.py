@@ -1,6 +1,6 @@
 """Front: what every handler needs: settings, the models with their engines, metrics.
 
-Built once by `build_app`. A model's engine may die and be replaced, so look it up in every request.
+Built once by `server.process.main`. A model's engine may die and be replaced, so look it up in every request.
 """
 
 from __future__ import annotations

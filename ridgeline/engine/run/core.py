@@ -161,8 +161,8 @@ class EngineCore:
     def _overlapped_step(self, device: DeviceRunner) -> list[SeqDelta]:
         """Plan, launch, and only then read the previous step, so that the device always has work.
 
-        A grammar decides which tokens are allowed once its last token has been read, so tokens under a
-        grammar are sampled while the forward pass runs.
+        A grammar knows its allowed tokens only after the previous token is read. So rows under a grammar are
+        sampled after that read, while the forward pass that was just launched runs.
         """
         flight = self._plan()
         if flight is not None:

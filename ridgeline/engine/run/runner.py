@@ -1,7 +1,8 @@
 """Runner: owns the device state (weights, KV cache) and turns a StepPlan into one forward pass.
 
-It never decides what runs. One implementation per backend family: `native_runner` for the CPU library,
-`torch_runner` for the reference. Their common handling of logits is here; this module imports neither.
+It never decides what runs. One implementation per backend: `native_runner` for the CPU library,
+`torch_runner` for the reference, `cuda.runner` for GPUs (a `DeviceRunner`: it launches a step before
+the last one is read). The first two share the handling of logits here; this module imports none of them.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Requests that the gateway answers itself: the models of a key, and health."""
+"""Requests that the gateway answers itself: the models of a key, health, the home page."""
 
 from __future__ import annotations
 

@@ -2,7 +2,7 @@
 
 Other work on the machine makes some steps slow and none fast, so outliers lose their weight; the result is
 scaled so that all ordinary steps together take the measured time. Whole traces are held out: each is
-predicted by a fit on the others. Called by `calibrate` and by tests.
+predicted by a fit on the others. Called by `simulate.measure` and `analytic_times`.
 """
 
 from __future__ import annotations

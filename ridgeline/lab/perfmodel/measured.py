@@ -1,6 +1,6 @@
 """Measured serving points: the table that the analytic model is fitted and scored on.
 
-Reads `measured-serving/serving_points.csv` of the AIConfigurator repository (columns in lab.md) and the
+Reads `measured-serving/serving_points.csv` of the AIConfigurator repository and the
 configs of its models. Ambiguities of the table are resolved here, once, by named rules, which
 docs/planner-accuracy.md lists. Never uses a measured time to resolve anything.
 """

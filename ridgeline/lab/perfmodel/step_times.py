@@ -1,4 +1,4 @@
-"""StepTimes: predicts a step's time from its work; fitted on step records (`fit`), used by `simulate`.
+"""StepTimes: predicts a step's time from its work; fitted on step records (`fit_steps`), used by `simulate`.
 
 A step takes a sum of terms with non-negative coefficients: a fixed part, one per token in pieces (a kernel's
 cost per token changes with their number), one for prefill attention, one per KV token, one per row.

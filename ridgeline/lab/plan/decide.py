@@ -1,7 +1,7 @@
 """The decision list: each step is a gate that its figures pass or not, with the reason. Pure functions.
 
-Ordered by leverage: decisions that shrink the later ones come first. `make` gathers the figures, `result`
-prints the steps; thresholds are only here.
+Ordered by leverage: decisions that shrink the later ones come first. `steps` gathers the figures,
+`reports` prints the decisions; thresholds are only here.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """make_plan: from a request to a plan: how to serve it, what it will measure, what it costs, and why.
 
 Called by `cli.lab.plan`. The search is analytic, the prediction is simulated on the user's traffic, costs are
-hourly; `decide` has the gates. Raises Infeasible with the nearest feasible alternative rather than returning
-a bad plan.
+hourly. The decision list comes later (`steps`). Raises Infeasible with the nearest feasible alternative
+rather than returning a bad plan.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Linears of one to eight tokens: every weight is read once, and reading it is all the work.
+"""Linears of one to eight tokens (used for one): each weight is read once, and reading it is all the work.
 
 A program owns a few output rows for all tokens and the whole of K, so there is no split of K and the result
 does not depend on the launch. Its first weights are being loaded before it waits for the previous kernel. The

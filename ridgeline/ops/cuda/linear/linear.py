@@ -1,4 +1,4 @@
-"""Chooses the kernel of a linear by the number of tokens; the decoder calls only this module.
+"""Chooses the kernel of a linear by the number of tokens, except in the fused pass for one token.
 
 `gemv` for one token, `gemm_stream` up to about a hundred, which keeps the weights streaming from one kernel
 to the next, cuBLAS beyond; in deterministic mode `fixed_linear` for every number. If a weight has too few
