@@ -55,11 +55,11 @@ class RunRecord:
 def announced(kind: Kind, url: str, names: Sequence[str], sources: Sequence[str] = ()) -> Iterator[SetState]:
     """Keep a record of this process inside the context. A home that cannot be written has none."""
     pid = os.getpid()
-    ticks = _ticks(pid) or 0
+    ticks = _ticks(pid)
     first = RunRecord(
         kind,
         pid,
-        ticks,
+        ticks or 0,
         platform.node(),
         _place(),
         url,
@@ -70,7 +70,8 @@ def announced(kind: Kind, url: str, names: Sequence[str], sources: Sequence[str]
         __version__,
     )
     folder = _folder()
-    path = None if folder is None else folder / f"{pid}.json"
+    # Without /proc a later process could not tell a live one from a dead one: no record then.
+    path = None if folder is None or ticks is None else folder / f"{pid}.json"
 
     def write(state: State) -> None:
         if path is None:

@@ -91,7 +91,7 @@ def ask(answers: Answers, prompt: str, args: argparse.Namespace, sampling: Sampl
 
 def take_model(parts: list[str]) -> str:
     """Remove the first part and return it if it names a model; else an empty text."""
-    return parts.pop(0) if parts and names_model(parts[0]) else ""
+    return parts.pop(0) if parts and names_model(parts[0], is_alone=len(parts) == 1) else ""
 
 
 def read_prompt(parts: list[str], stdin: TextIO, model: str = "") -> str:

@@ -167,6 +167,17 @@ def test_a_word_of_a_prompt_is_none(word: str) -> None:
     assert (take_model(parts), parts) == ("", [word, "hello"])
 
 
+@pytest.mark.parametrize("word", ["gpt-oss:20b", "mistral-nemo", "deepseek-coder", "codellama", "phi:latest"])
+def test_names_of_other_tools_models_are_models(word: str) -> None:
+    assert take_model([word, "hello"]) == word
+
+
+@pytest.mark.parametrize("word", ["yes/no", "24/7", "TCP/IP", "sha256", "covid-19", "minimal", "mini"])
+def test_one_word_alone_is_a_prompt_unless_it_names_a_family(word: str) -> None:
+    assert take_model([word]) == ""
+    assert take_model(["llama3"]) == "llama3"
+
+
 def test_a_model_without_a_prompt_is_not_the_prompt(
     answers: FixedAnswers, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -63,6 +63,9 @@ TENANTS = (
     "INSERT INTO ridgeline_policy (id, version, epoch) VALUES (1, 2, 1)",
     "CREATE TABLE ridgeline_gone (id TEXT PRIMARY KEY, version BIGINT NOT NULL)",
     "CREATE TABLE ridgeline_meta (name TEXT PRIMARY KEY, value TEXT NOT NULL)",
+    "INSERT INTO ridgeline_meta VALUES ('server_secret', 'rls-old-secret')",
+    "INSERT INTO ridgeline_meta VALUES ('server_secret_check',"
+    " '01815d49db3ab228713014818dde38acd2fbe81bc22d3a21abcf3f54ebed0964')",
     "CREATE TABLE ridgeline_teams (id TEXT PRIMARY KEY, version BIGINT NOT NULL, name TEXT NOT NULL UNIQUE,"
     " created_ms BIGINT NOT NULL, document TEXT NOT NULL)",
     "CREATE TABLE ridgeline_keys (id TEXT PRIMARY KEY, version BIGINT NOT NULL, name TEXT NOT NULL,"
@@ -156,6 +159,7 @@ async def test_an_old_store_of_keys_keeps_its_keys_and_takes_new_ones(url: str, 
     if not url:
         identity = "INTEGER PRIMARY KEY AUTOINCREMENT"
         run_sqlite(tmp_path / "tenants.db", [one.replace("{identity}", identity) for one in TENANTS])
+        (tmp_path / "secret").write_text("rls-old-secret")
     else:
         identity = "BIGINT GENERATED ALWAYS AS IDENTITY PRIMARY KEY"
         await run_postgres(url, [one.replace("{identity}", identity) for one in TENANTS])

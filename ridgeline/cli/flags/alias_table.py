@@ -186,7 +186,7 @@ IGNORED: tuple[Ignored, ...] = (
         ("--trust-remote-code",), VLLM, "engine", "none", "code from a model's repository is never executed"
     ),
     Ignored(
-        ("-q", "--quantization"),
+        ("--quantization",),
         VLLM,
         "engine",
         "one",

@@ -58,7 +58,7 @@ def _add_alias(
         if alias.read is not None:
             try:
                 return alias.read(text)
-            except ValueError:
+            except (ValueError, OverflowError):
                 raise argparse.ArgumentTypeError(f"{text!r} cannot be read") from None
         own = target.type or str
         assert callable(own)

@@ -43,6 +43,7 @@ from ridgeline.engine.plan.step import SeqDelta
 from ridgeline.engine.start.build import BuiltEngine, StartupBudget, build_engine
 from ridgeline.models.errors import ModelError
 from ridgeline.models.spec.encoder_config import is_encoder
+from ridgeline.options import OptionError
 from ridgeline.telemetry import logs
 
 if TYPE_CHECKING:
@@ -182,7 +183,7 @@ def main() -> int:
             loop = _encoder_loop(config, path, budget, args)
         else:
             built = build_engine(config, path, budget, untrusted_grammars=True)
-    except (ModelError, EngineError) as error:
+    except (ModelError, EngineError, OptionError) as error:
         logs.fail(f"ridgeline: {error}")
         return EXIT_CANNOT_START
     gc.freeze()  # objects created so far stay alive; scanning them again would delay a step

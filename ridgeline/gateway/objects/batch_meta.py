@@ -17,7 +17,7 @@ class Stopped(msgspec.Struct, frozen=True):
     message: str
 
 
-class BatchMeta(msgspec.Struct, frozen=True):
+class BatchMeta(msgspec.Struct, frozen=True, omit_defaults=True):
     # of the file
     model: str = ""  # the public name, one for all lines; empty: the file is not a batch's input
     upstream_model: str = ""

@@ -126,7 +126,8 @@ def _settle_secret(own: str | None) -> Work[str]:
         secret = yield from _kept("server_secret", new_server_secret())
     else:
         secret = own
-    check = hmac.new(secret.encode(), b"ridgeline gateway keys", hashlib.sha256).hexdigest()
+    # These bytes are part of every store that exists: never change them.
+    check = hmac.new(secret.encode(), b"ridgeline keys", hashlib.sha256).hexdigest()
     if (yield from _kept("server_secret_check", check)) != check:
         raise StoreError(
             "this store's keys were made with another secret: "

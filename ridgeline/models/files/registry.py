@@ -200,19 +200,29 @@ KNOWN_MODELS: tuple[KnownModel, ...] = (
 )
 
 
-def names_model(word: str) -> bool:
-    """Whether a word can only mean a MODEL: one that exists, or one with the spelling of a model's name."""
+def names_model(word: str, *, is_alone: bool = False) -> bool:
+    """Whether a word means a MODEL rather than a prompt: one that exists, or one spelled like a model's name.
+
+    is_alone: no other word follows. Then the spelling of a family is needed: `sha256` is a prompt.
+    """
     if not word or any(mark.isspace() for mark in word):
         return False
+    lower = word.lower()
+    is_path = word.startswith(("./", "../", "~/", "/")) or lower.endswith(".gguf")
+    if find_known(word) is not None or is_path or (Path(word) / "config.json").is_file():
+        return True
+    parts = re.split(r"[^a-z]+", lower)
+    has_family = any(part in FAMILY_WORDS for part in parts) or any(
+        len(family) > 4 and family in lower for family in FAMILY_WORDS
+    )
+    if is_alone:
+        return has_family and (lower in FAMILY_WORDS or re.search(r"\d", word) is not None)
     names = [alias for known in KNOWN_MODELS for alias in (known.name, *known.aliases)]
-    if difflib.get_close_matches(word.lower(), names, n=1, cutoff=0.75) or hub_id(word) is not None:
+    if has_family or hub_id(word) is not None or difflib.get_close_matches(lower, names, n=1, cutoff=0.8):
         return True
-    is_path = word.startswith(("./", "../", "~/", "/")) or word.lower().endswith(".gguf")
-    if is_path or (Path(word) / "config.json").is_file():
-        return True
-    # llama3, qwen3:8b, gpt-oss-20b; of plain words, only the names of families.
-    is_numbered = re.fullmatch(r"[A-Za-z][A-Za-z_-]*\d[\w.:-]*", word) is not None
-    return is_numbered or word.lower() in FAMILY_WORDS
+    # gpt-oss:20b, phi:latest, mymodel-7b
+    is_tagged = re.fullmatch(r"[A-Za-z][\w.-]*:[\w.-]+", word) is not None
+    return is_tagged or re.fullmatch(r"[A-Za-z][A-Za-z_-]*\d[\w.:-]*", word) is not None
 
 
 def resolve(name: str) -> ResolvedModel:

@@ -26,6 +26,7 @@ from typing import IO, Any, Literal
 import msgspec
 
 from ridgeline.lab.errors import BadInput, LabError
+from ridgeline.options import without_settings
 from ridgeline.proxy.blocking_client import BlockingClient
 from ridgeline.proxy.errors import ProxyError, Unreachable
 
@@ -182,6 +183,7 @@ def _spawned(command: Sequence[str], log: IO[bytes]) -> Iterator[tuple[subproces
     try:
         process = subprocess.Popen(
             command,
+            env=without_settings(os.environ),
             stdin=subprocess.DEVNULL,
             stdout=log,
             stderr=log,
