@@ -87,7 +87,7 @@ def given_flags(arguments: argparse.Namespace, section: str) -> dict[str, Any]:
 
 # ---- environment ----
 
-# Variables of ours that are no settings of a server or gateway.
+# RIDGELINE_* variables that are not settings of a server or gateway.
 NOT_SETTINGS = (
     *("RIDGELINE_CACHE", "RIDGELINE_API_KEY", "RIDGELINE_ADMIN_URL", "RIDGELINE_ADMIN_KEY_FILE"),
     *("RIDGELINE_DEBUG", "RIDGELINE_ISA", "RIDGELINE_PDL", "RIDGELINE_ASSUME_CAPABILITY"),
@@ -115,7 +115,7 @@ def given_variables(config: type, environ: Mapping[str, str], prefix: str = "RID
 
 
 def without_settings(environ: Mapping[str, str]) -> dict[str, str]:
-    """For a server that another command starts with settings of its own choice."""
+    """The environment of a server that another command starts: that command chooses the settings."""
     return {k: v for k, v in environ.items() if not k.startswith("RIDGELINE_") or k in NOT_SETTINGS}
 
 

@@ -1,7 +1,7 @@
 """One self-contained HTML page: a title, banners, tables and charts; light and dark; nothing is fetched.
 
-Used by bench, plan and tune. All input text is escaped here; `Html` marks text that is already markup. There
-are no scripts, so nothing in a result can run.
+Used by bench, plan and tune. All input text is escaped here; `Html` marks text that is already markup. The
+page has no scripts, so no text of a result can run.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What can go wrong with a database. Callers map these to errors of their own layer."""
+"""What can go wrong with a database. Callers map these to the errors of their layer."""
 
 from __future__ import annotations
 

@@ -38,7 +38,7 @@ class SqliteDatabase:
 
 
 class _Lane:
-    """A thread with a connection of its own."""
+    """A thread with its own connection."""
 
     def __init__(self, file: SqliteFile, name: str) -> None:
         self._file = file

@@ -178,7 +178,7 @@ def serve(runner: Any, sizes: Sizes, work: Work, lookahead: int | None = None) -
     core = EngineCore(Scheduler(sizes.limits()), runner, lookahead=lookahead)
     found = answers(core, work)
     if isinstance(runner, CudaRunner):
-        runner.drop_sequences()  # the next engine around it does not know who served last
+        runner.drop_sequences()  # the next engine does not know the sequences of the last one
     return found
 
 

@@ -121,7 +121,7 @@ def answer_tokens_so_far(body: bytes) -> Iterator[int]:
 
 
 def _end_of_text(body: bytes, at: int, end: int) -> int:
-    """Where a text's part before `end` stops: at its quote, or at `end`. Never inside an escape."""
+    """Where a text before `end` stops: at its quote or at `end`, not inside an escape that `weight` reads."""
     found = _characters.match(body, at, end)
     assert found is not None  # it matches nothing too
     stop = found.end()

@@ -37,7 +37,7 @@ class Vault:
 
     def start_behind(self, earlier: str) -> None:
         """Start the numbers elsewhere for each conversation that an upstream continues: its old placeholders
-        stand for values that are no longer known here, and must not be taken for new ones."""
+        stand for values that this vault does not know, and must not be taken for new ones."""
         self._first = 1000 + zlib.crc32(earlier.encode()) % 900_000 if earlier else 1
 
     def pieces(self) -> list[bytes]:

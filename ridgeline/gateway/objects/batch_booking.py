@@ -223,7 +223,7 @@ class BatchBooking:
     async def _find_batch(self, order: Owned) -> None:
         """The gateway died, or the answer was lost: find the batch with the order's file that no tenant owns.
 
-        An order at an upstream that is no longer configured stays reserved for UNKNOWN_S more.
+        An order at an upstream that was removed from the configuration stays reserved for UNKNOWN_S more.
         """
         if order.upstream not in self._known_upstreams:
             since = self._missing.setdefault(order.id, time.monotonic())

@@ -67,7 +67,13 @@ def remove(known: KnownModel) -> int | None:
         return None
     with _locked(folder / ".lock", _silent):
         freed = sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
-        shutil.rmtree(folder)
+        for path in folder.iterdir():
+            if path.name == ".lock":  # a pull may wait for it
+                continue
+            if path.is_dir():
+                shutil.rmtree(path)
+            else:
+                path.unlink()
     return freed if freed else None
 
 

@@ -1,8 +1,8 @@
 """Chooses the packed format of a matrix, from the user's setting and the types of its stored tensors.
 
 "auto" keeps the stored precision, in the smallest format that holds all of a matrix's tensors without loss.
-K-quants with scales per 16 weights have no such format and become 8-bit groups of 32, whose rounding is a
-small part of their own. Called by `packing`; does not read files or bytes.
+K-quants with scales per 16 weights have no such format and become 8-bit groups of 32, whose rounding
+error is a small part of the K-quant's. Called by `packing`; does not read files or bytes.
 """
 
 from __future__ import annotations

@@ -3,7 +3,8 @@
 With it, the next kernel of a stream starts while the current one still runs. So every kernel calls
 `let_next_start` early, and `wait_for_inputs` before its first read of anything an earlier kernel of the step
 wrote and before its first write: everything earlier kernels wrote is visible after it. Every kernel must
-wait, even one that reads nothing: the next one's wait ends when this one does. Without PDL both are empty.
+wait, even one without inputs: the wait of the next kernel ends when this kernel ends. Without PDL both are
+empty.
 """
 
 from __future__ import annotations

@@ -35,7 +35,7 @@ Split = Literal["part", "folds", "groups"]
 KS = (5, 10, 20, 40, 80, 160, 320)  # of the baseline; cross-validation chooses
 GRID = tuple(step / 20 for step in range(21))  # costs at which curves are shown
 INTERVAL = (2.5, 97.5)
-SAME_TEXT = 0.9995  # vectors with a cosine above this are of one text, stored in 16 bits
+SAME_TEXT = 0.9995  # two vectors with a higher cosine belong to one text (they are stored in 16 bits)
 
 
 @dataclass(frozen=True, slots=True)
