@@ -23,10 +23,15 @@ def test_a_batch_is_read_as_it_was_noted() -> None:
     assert of(stopped.stored()) == stopped
 
 
-def test_a_reason_and_a_hold_are_in_the_store_only_once_there_are_any() -> None:
-    """Earlier gateways ask whether the names are there."""
-    assert not {"stopped", "held_pusd"} & BatchMeta("m").stored().keys()
-    assert BatchMeta("m").stored()["tokens_out"] == 0
+def test_what_was_not_noted_is_not_in_the_store() -> None:
+    """Earlier gateways ask whether a name is there: `at_ms` 0 would date the batch to 1970."""
+    assert not {"stopped", "held_pusd", "lines", "at_ms", "order"} & BatchMeta("m").stored().keys()
+
+
+def test_the_amounts_of_a_free_batch_are_in_the_store() -> None:
+    """Earlier gateways read them without asking."""
+    stored = BatchMeta("m", lines=3).stored()
+    assert (stored["tokens_in"], stored["tokens_out"], stored["cost_pusd"]) == (0, 0, 0)
 
 
 def test_what_an_earlier_gateway_has_left_out_or_added_is_no_hindrance() -> None:

@@ -40,9 +40,13 @@ class BatchMeta(msgspec.Struct, frozen=True, omit_defaults=True):
     stopped: Stopped | None = None
 
     def stored(self) -> Meta:
-        """As the store keeps it: what is None is left out."""
-        fields: Meta = msgspec.to_builtins(self)
-        return {name: value for name, value in fields.items() if value is not None}
+        """As the store keeps it: defaults are left out, except the amounts that earlier gateways require."""
+        amounts: Meta = {
+            "tokens_in": self.tokens_in,
+            "tokens_out": self.tokens_out,
+            "cost_pusd": self.cost_pusd,
+        }
+        return amounts | msgspec.to_builtins(self)
 
 
 def meta_of(owned: Owned) -> BatchMeta:
