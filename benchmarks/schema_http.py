@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import time
 import urllib.error
 import urllib.request
 from collections import Counter
@@ -21,6 +22,7 @@ from typing import Any
 import jsonschema
 
 REQUESTS_AT_ONCE = 8
+READY_S = 60.0
 
 
 def main() -> int:
@@ -31,6 +33,7 @@ def main() -> int:
     parser.add_argument("--json", type=Path, help="write the figures here too")
     arguments = parser.parse_args()
     files = sorted(arguments.folder.rglob("*.json"))
+    await_ready(arguments.url)
     counts: Counter[str] = Counter()
     faults: list[str] = []
     with ThreadPoolExecutor(REQUESTS_AT_ONCE) as pool:
@@ -47,6 +50,18 @@ def main() -> int:
     if arguments.json:
         arguments.json.write_text(json.dumps({"outcomes": counts, "faults": faults}, indent=1))
     return bool(faults)
+
+
+def await_ready(url: str) -> None:
+    deadline = time.monotonic() + READY_S
+    while True:
+        try:
+            urllib.request.urlopen(f"{url}/ready", timeout=READY_S).close()
+            return
+        except urllib.error.URLError as error:
+            if time.monotonic() > deadline:
+                raise SystemExit(f"{url} is not ready after {READY_S:.0f} s: {error}") from error
+        time.sleep(0.2)
 
 
 def ask(url: str, file: Path, seed: int, max_tokens: int) -> tuple[str, str]:
