@@ -41,12 +41,9 @@ class BatchMeta(msgspec.Struct, frozen=True, omit_defaults=True):
 
     def stored(self) -> Meta:
         """As the store keeps it: defaults are left out, except the amounts that earlier gateways require."""
-        amounts: Meta = {
-            "tokens_in": self.tokens_in,
-            "tokens_out": self.tokens_out,
-            "cost_pusd": self.cost_pusd,
-        }
-        return amounts | msgspec.to_builtins(self)
+        noted: Meta = msgspec.to_builtins(self)
+        amounts = {"tokens_in": self.tokens_in, "tokens_out": self.tokens_out, "cost_pusd": self.cost_pusd}
+        return {**amounts, **noted}
 
 
 def meta_of(owned: Owned) -> BatchMeta:
