@@ -10,7 +10,8 @@ from pathlib import Path
 import pytest
 
 from ridgeline.models.files import registry
-from ridgeline.models.files.registry import KnownModel, WheelMember, cached_file
+from ridgeline.models.files.known_models import KnownModel, WheelMember
+from ridgeline.models.files.registry import cached_file
 
 FIRST, SECOND = b"GGUF" + os.urandom(300_000), os.urandom(200_000)
 
@@ -30,7 +31,15 @@ def build_wheel(
         archive.writestr(f"{info}/WHEEL", "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n")
         archive.writestr(f"{info}/RECORD", "")
     raw = wheel.read_bytes()
-    return WheelMember(package, "1.0", hashlib.sha256(raw).hexdigest(), len(raw), member)
+    return WheelMember(
+        package=package,
+        version="1.0",
+        wheel_sha256=hashlib.sha256(raw).hexdigest(),
+        wheel_bytes=len(raw),
+        member=member,
+        bytes=len(content),
+        sha256=hashlib.sha256(content).hexdigest(),
+    )
 
 
 def known_model(parts: tuple[WheelMember, ...], content: bytes) -> KnownModel:

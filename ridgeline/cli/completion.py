@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 
 from ridgeline.cli.parsing import Verbs, add_verb
-from ridgeline.models.files.registry import KNOWN_MODELS
+from ridgeline.models.files.known_models import KNOWN_MODELS
 
 DESCRIPTION = """\
 Print a script that completes verbs, flags, their values and short names of models. Load it in the running

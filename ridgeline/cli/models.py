@@ -13,15 +13,8 @@ from ridgeline.cli.parsing import MODEL_HELP, Verbs, add_verb
 from ridgeline.cli.progress import fetch
 from ridgeline.models.errors import ModelError
 from ridgeline.models.files.hub import hub_id
-from ridgeline.models.files.registry import (
-    KNOWN_MODELS,
-    KnownModel,
-    cached_file,
-    find_known,
-    model_path,
-    not_found,
-    resolve,
-)
+from ridgeline.models.files.known_models import KNOWN_MODELS, KnownModel
+from ridgeline.models.files.registry import cached_file, find_known, model_path, not_found, resolve
 from ridgeline.running import RunRecord, running
 
 if TYPE_CHECKING:
@@ -97,12 +90,13 @@ def run_list(args: argparse.Namespace) -> int:
     if args.json:
         print(json.dumps([listed(known) for known in KNOWN_MODELS], indent=2))
         return 0
-    print(f"{'NAME':<16} {'SIZE':>7}  {'LICENCE':<12} {'HERE':<4}  PATH")
+    width = max(len(known.name) for known in KNOWN_MODELS)
+    print(f"{'NAME':<{width}} {'SIZE':>7}  {'LICENCE':<12} {'HERE':<4}  PATH")
     for known in KNOWN_MODELS:
         here = "yes" if cached_file(known).is_file() else "no"
         size = f"{known.bytes / 1e6:.0f} MB"
-        print(f"{known.name:<16} {size:>7}  {known.licence:<12} {here:<4}  {model_path(known)}")
-        print(f"{'':<16} {known.about} (also: {', '.join(known.aliases)})")
+        print(f"{known.name:<{width}} {size:>7}  {known.licence:<12} {here:<4}  {model_path(known)}")
+        print(f"{'':<{width}} {known.about} (also: {', '.join(known.aliases)})")
     return 0
 
 

@@ -7,8 +7,9 @@ import time
 from collections.abc import Callable, Iterator
 from typing import TextIO
 
+from ridgeline.models.files.known_models import KnownModel
 from ridgeline.models.files.pull import Report, ensure, pull
-from ridgeline.models.files.registry import KnownModel, ResolvedModel, cached_file, find_known
+from ridgeline.models.files.registry import ResolvedModel, cached_file, find_known
 
 LINE_EVERY_S = 5.0
 MB = 1_000_000
@@ -60,7 +61,8 @@ def _bar(stream: TextIO) -> Iterator[Report]:
 
         def report(what: str, done: int, total: int) -> None:
             if what not in tasks:
-                tasks[what] = progress.add_task(what, total=total or None)
+                # Bytes of an earlier pull count as done, not as speed.
+                tasks[what] = progress.add_task(what, total=total or None, completed=done)
             progress.update(tasks[what], completed=done, total=total or None)
 
         yield report
@@ -68,17 +70,14 @@ def _bar(stream: TextIO) -> Iterator[Report]:
 
 def line_report(stream: TextIO, clock: Callable[[], float] = time.monotonic) -> Report:
     """Lines for a log: when a stage begins, every few seconds, and when it is complete."""
-    stage, next_line_at = "", 0.0
+    next_line_at: dict[str, float] = {}  # by stage: with several parts the stages alternate
 
     def report(what: str, done: int, total: int) -> None:
-        nonlocal stage, next_line_at
         complete = total > 0 and done >= total
-        if what == stage and not complete and clock() < next_line_at:
+        due = next_line_at.get(what, 0.0)
+        if due == float("inf") or (not complete and clock() < due):  # inf: its last line has been written
             return
-        if what == stage and complete and next_line_at == float("inf"):
-            return  # its last line has been written
-        stage = what
-        next_line_at = float("inf") if complete else clock() + LINE_EVERY_S
+        next_line_at[what] = float("inf") if complete else clock() + LINE_EVERY_S
         share = f" {100 * done // total}% of {total / MB:.0f} MB" if total else ""
         print(f"{what}{share}", file=stream, flush=True)
 

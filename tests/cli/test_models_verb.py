@@ -10,7 +10,7 @@ import pytest
 
 from ridgeline.cli import progress
 from ridgeline.cli.main import main
-from ridgeline.models.files.registry import KNOWN_MODELS
+from ridgeline.models.files.known_models import KNOWN_MODELS
 
 
 def test_the_list_says_which_models_are_here(
@@ -29,7 +29,7 @@ def test_the_list_says_which_models_are_here(
     assert " yes " in smol
     assert " no " in gemma
     main(["models", "list", "--json"])
-    assert [row["present"] for row in json.loads(capsys.readouterr().out)] == [True, False, False]
+    assert [row["present"] for row in json.loads(capsys.readouterr().out)] == [True, False, False, False]
 
 
 def test_inspect_shows_the_real_models_figures(

@@ -15,7 +15,8 @@ import pytest
 
 from ridgeline import running as running_module
 from ridgeline.cli.main import main
-from ridgeline.models.files.registry import KNOWN_MODELS, cached_file
+from ridgeline.models.files.known_models import KNOWN_MODELS
+from ridgeline.models.files.registry import cached_file
 from ridgeline.running import announced, is_alive, running
 from tests.conftest import await_ready, start_server
 

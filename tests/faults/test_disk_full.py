@@ -11,8 +11,9 @@ from pathlib import Path
 import pytest
 
 from ridgeline.models.files import pull as pull_module
+from ridgeline.models.files.known_models import KnownModel
 from ridgeline.models.files.pull import PullFailed, needed_bytes, pull
-from ridgeline.models.files.registry import KnownModel, cached_file
+from ridgeline.models.files.registry import cached_file
 from tests.tiny_wheel import FIRST, files_left
 
 
@@ -57,7 +58,7 @@ def test_a_really_full_disk_leaves_no_half_file(
     small_disk: Path, tiny: KnownModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("RIDGELINE_CACHE", str(small_disk))
-    monkeypatch.setattr(pull_module, "_check_space", lambda known, directory: None)
+    monkeypatch.setattr(pull_module, "_check_space", lambda *_: None)
     with pytest.raises(PullFailed, match="disk filled up"):
         pull(tiny)
     assert files_left(tiny) == []

