@@ -45,7 +45,7 @@ class GuardConfig:
         "refuse", "what to do with bodies that are not JSON text: uploads, token ids"
     )
     timeout_ms: int = option(
-        2000, "time limit for the check of a request or an answer; a longer check fails it with 500"
+        2000, "CPU time for the check of a request or an answer; a longer check refuses it"
     )
     ner: bool = option(
         False, "also detect names and places, with Presidio in separate processes (extra guard)"

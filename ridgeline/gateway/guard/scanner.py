@@ -73,9 +73,12 @@ class OutOfTime(Exception):
 
 
 class Budget:
-    """The time limit of one check. Tested between zones: the work for a zone is bounded."""
+    """The limit of one check, in CPU time: the same text takes as long on a busy machine as on an idle one.
 
-    def __init__(self, seconds: float = float("inf"), clock: Callable[[], float] = time.monotonic) -> None:
+    Tested between zones: the work for a zone is bounded.
+    """
+
+    def __init__(self, seconds: float = float("inf"), clock: Callable[[], float] = time.thread_time) -> None:
         self._seconds = seconds
         self._clock = clock
         self.restart()
