@@ -48,7 +48,7 @@ async def measure(args: argparse.Namespace) -> dict[str, Any]:
     from ridgeline.engine.client.client import AsyncClient
     from ridgeline.machine import usable_cpus
     from ridgeline.models.files.pull import ensure
-    from ridgeline.models.spec.encoder_config import read_encoder_spec
+    from ridgeline.models.spec.readers.encoder_config import read_encoder_spec
     from ridgeline.ops.cpu import library
     from ridgeline.ops.cpu.library import Peak
 

@@ -21,7 +21,7 @@ from ridgeline.lab.perfmodel.analytic import Deployment
 from ridgeline.lab.perfmodel.analytic_times import analytic_times
 from ridgeline.lab.simulate import simulate
 from ridgeline.lab.traffic.traces import read_azure
-from ridgeline.models.shapes import read_shape
+from ridgeline.models.spec.find_spec import find_spec
 
 CLAIM = 200
 LIMITS = SchedulerLimits(
@@ -45,7 +45,7 @@ def main() -> None:
     parser.add_argument("--data", type=Path, default=Path("../shared/data"))
     parser.add_argument("--json", type=Path, default=Path("bench-results/simulator_speed.json"))
     args = parser.parse_args()
-    shape = read_shape(args.data / "configs/meta-llama--Meta-Llama-3.1-8B_config.json")
+    shape = find_spec(args.data / "configs/meta-llama--Meta-Llama-3.1-8B_config.json")
     times = analytic_times(Deployment(shape, chip("h200")))
     traffic = read_azure(args.data / f"azure-llm-2023/AzureLLMInferenceTrace_{args.trace}.csv")
     rounds = []

@@ -162,8 +162,8 @@ def serving(identity: str) -> RunRecord | None:
 def run_inspect(args: argparse.Namespace) -> int:
     path = Path(args.model) if args.model.endswith(".json") else resolve(args.model).path
     from ridgeline.models.spec.describe import describe
-    from ridgeline.models.spec.encoder_config import is_encoder
     from ridgeline.models.spec.read_spec import read_spec
+    from ridgeline.models.spec.readers.encoder_config import is_encoder
 
     if is_encoder(path):
         return inspect_encoder(path, as_json=args.json)
@@ -189,7 +189,7 @@ def recommended_sampling(model: str, path: Path) -> SamplingDefaults:
 
 def inspect_encoder(path: Path, *, as_json: bool) -> int:
     from ridgeline.models.spec.describe_encoder import describe_encoder, encoder_figures
-    from ridgeline.models.spec.encoder_config import read_encoder_spec
+    from ridgeline.models.spec.readers.encoder_config import read_encoder_spec
 
     spec = read_encoder_spec(path)
     if as_json:

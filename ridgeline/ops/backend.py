@@ -12,6 +12,7 @@ from torch import Tensor
 
 from ridgeline.ops import reference, torch_backend
 from ridgeline.ops.inputs import StepInputs
+from ridgeline.ops.reference import Activation
 
 
 class Backend(Protocol):
@@ -25,14 +26,32 @@ class Backend(Protocol):
 
     def rms_norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor: ...
 
+    def layer_norm(self, x: Tensor, weight: Tensor, bias: Tensor | None, eps: float) -> Tensor: ...
+
     def apply_rope(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor: ...
 
     def write_kv(self, keys: Tensor, values: Tensor, kv: Tensor, slots: Tensor) -> None: ...
 
-    def plan_attention(self, inputs: StepInputs, window: int | None) -> Any: ...
+    def plan_attention(self, inputs: StepInputs, window: int | None, chunked: bool = False) -> Any: ...
 
     def paged_attention(
-        self, q: Tensor, kv: Tensor, plan: Any, scale: float, softcap: float | None = None
+        self,
+        q: Tensor,
+        kv: Tensor,
+        plan: Any,
+        scale: float,
+        softcap: float | None = None,
+        sinks: Tensor | None = None,
+    ) -> Tensor: ...
+
+    def mlp(
+        self,
+        x: Tensor,
+        up: Tensor,
+        down: Tensor,
+        activation: Activation,
+        up_bias: Tensor | None = None,
+        down_bias: Tensor | None = None,
     ) -> Tensor: ...
 
     def gated_mlp(
@@ -40,9 +59,36 @@ class Backend(Protocol):
         x: Tensor,
         gate_up: Tensor,
         down: Tensor,
-        activation: Literal["silu", "gelu_tanh"],
+        activation: Activation,
         gate_up_bias: Tensor | None = None,
         down_bias: Tensor | None = None,
+    ) -> Tensor: ...
+
+    def route(
+        self,
+        logits: Tensor,
+        per_token: int,
+        *,
+        scores: Literal["softmax", "sigmoid"] = "softmax",
+        normalized: bool = True,
+        scale: float = 1.0,
+        choice_bias: Tensor | None = None,
+        groups: int = 1,
+        top_groups: int = 1,
+    ) -> tuple[Tensor, Tensor]: ...
+
+    def experts(
+        self,
+        x: Tensor,
+        chosen: Tensor,
+        weights: Tensor,
+        gate_up: Tensor,
+        down: Tensor,
+        activation: Activation,
+        gate_up_bias: Tensor | None = None,
+        down_bias: Tensor | None = None,
+        clamp: float | None = None,
+        scales_input: bool = False,
     ) -> Tensor: ...
 
 

@@ -41,6 +41,14 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     return (normed * weight).to(x.dtype)
 
 
+def layer_norm(x: Tensor, weight: Tensor, bias: Tensor | None, eps: float) -> Tensor:
+    """[..., n] → [..., n] in x's dtype: (x - mean) / sqrt(variance + eps) · weight + bias, in float32.
+
+    `weight` and `bias` [n] are float32. Tolerance 1e-6.
+    """
+    return F.layer_norm(x.float(), weight.shape, weight, bias, eps).to(x.dtype)
+
+
 def apply_rope(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     """[T, heads, D] → the same, rotated; cos and sin are [T, dim / 2] float32, the tables' rows per token.
 
@@ -67,22 +75,30 @@ class AttentionPlan:
 
     inputs: StepInputs
     window: int | None
+    chunked: bool
 
 
-def plan_attention(inputs: StepInputs, window: int | None) -> AttentionPlan:
+def plan_attention(inputs: StepInputs, window: int | None, chunked: bool = False) -> AttentionPlan:
     """Made once per step and window, read by every layer. Backends add what they precompute."""
-    return AttentionPlan(inputs, window)
+    return AttentionPlan(inputs, window, chunked)
 
 
 def paged_attention(
-    q: Tensor, kv: Tensor, plan: AttentionPlan, scale: float, softcap: float | None = None
+    q: Tensor,
+    kv: Tensor,
+    plan: AttentionPlan,
+    scale: float,
+    softcap: float | None = None,
+    sinks: Tensor | None = None,
 ) -> Tensor:
     """[T, H, D] → [T, H, D]: causal attention of each token over its own sequence's cached keys and values.
 
     The step's own keys and values must have been written. Query head h reads KV head h // (H / K). A token
-    sees itself and the tokens before it; with a window of w, itself and the w - 1 tokens before. Scores
-    are q · k · scale, with softcap c then c · tanh(score / c); softmax in float32. Slots outside
-    a row's context are never read: they may contain anything, NaN included. Tolerance 1e-5.
+    sees itself and the tokens before it; with a window of w, itself and the w - 1 tokens before; with chunks
+    of w, those whose position has the same quotient by w. Scores are q · k · scale, with softcap c then
+    c · tanh(score / c); softmax in float32. `sinks` [H]: a further score that takes part in the softmax and
+    has no value. Slots outside a row's context are never read: they may contain anything, NaN included.
+    Tolerance 1e-5.
     """
     inputs = plan.inputs
     group = q.shape[1] // kv.shape[3]
@@ -95,20 +111,49 @@ def paged_attention(
         scores = torch.einsum("qhd,khd->hqk", q[begin:end].float(), keys) * scale
         if softcap is not None:
             scores = softcap * torch.tanh(scores / softcap)
-        distance = inputs.positions[begin:end, None] - torch.arange(context, device=q.device)
-        visible = distance >= 0
+        at, of = inputs.positions[begin:end, None], torch.arange(context, device=q.device)
+        visible = at >= of
         if plan.window is not None:
-            visible &= distance < plan.window
-        weights = torch.where(visible, scores, -torch.inf).softmax(dim=-1)
+            visible &= at // plan.window == of // plan.window if plan.chunked else at - of < plan.window
+        scores = torch.where(visible, scores, -torch.inf)
+        if sinks is not None:
+            more = sinks.float()[:, None, None].expand(-1, len(at), 1)
+            weights = torch.cat([scores, more], dim=-1).softmax(dim=-1)[..., :-1]
+        else:
+            weights = scores.softmax(dim=-1)
         out[begin:end] = torch.einsum("hqk,khd->qhd", weights, values).to(q.dtype)
     return out
+
+
+Activation = Literal["silu", "gelu_tanh", "gelu", "relu"]
+
+
+def activate(x: Tensor, activation: Activation) -> Tensor:
+    """Elementwise; "gelu" is exact, "gelu_tanh" its approximation."""
+    if activation == "silu":
+        return F.silu(x)
+    if activation == "relu":
+        return F.relu(x)
+    return F.gelu(x, approximate="tanh" if activation == "gelu_tanh" else "none")
+
+
+def mlp(
+    x: Tensor,
+    up: Tensor,
+    down: Tensor,
+    activation: Activation,
+    up_bias: Tensor | None = None,
+    down_bias: Tensor | None = None,
+) -> Tensor:
+    """[T, hidden] → [T, hidden]: down(act(up(x))). Tolerance 1e-5."""
+    return linear(activate(linear(x, up, up_bias), activation), down, down_bias)
 
 
 def gated_mlp(
     x: Tensor,
     gate_up: Tensor,
     down: Tensor,
-    activation: Literal["silu", "gelu_tanh"],
+    activation: Activation,
     gate_up_bias: Tensor | None = None,
     down_bias: Tensor | None = None,
 ) -> Tensor:
@@ -117,8 +162,76 @@ def gated_mlp(
     `gate_up` [2 · ffn, hidden] is the gate's matrix above the up projection's. Tolerance 1e-5.
     """
     gate, up = linear(x, gate_up, gate_up_bias).chunk(2, dim=-1)
-    active = F.silu(gate) if activation == "silu" else F.gelu(gate, approximate="tanh")
-    return linear(active * up, down, down_bias)
+    return linear(activate(gate, activation) * up, down, down_bias)
+
+
+def route(
+    logits: Tensor,
+    per_token: int,
+    *,
+    scores: Literal["softmax", "sigmoid"] = "softmax",
+    normalized: bool = True,
+    scale: float = 1.0,
+    choice_bias: Tensor | None = None,
+    groups: int = 1,
+    top_groups: int = 1,
+) -> tuple[Tensor, Tensor]:
+    """[T, E] → the chosen experts [T, per_token] and their weights in float32, best first.
+
+    Scores are taken over all experts. `choice_bias` [E] is added for the choice alone. With groups only
+    experts of the best `top_groups` groups are chosen; a group is as good as its two best experts together.
+    Of equal scores the expert with the smaller number is chosen. Weights: exact up to 1e-6.
+    """
+    wide = logits.float()
+    values = wide.softmax(dim=-1) if scores == "softmax" else wide.sigmoid()
+    choice = values if choice_bias is None else values + choice_bias.float()
+    if groups > 1:
+        by_group = choice.view(len(choice), groups, -1)
+        best = by_group.topk(min(2, by_group.shape[-1]), dim=-1).values.sum(dim=-1)
+        kept = torch.zeros_like(best).scatter_(1, best.topk(top_groups, dim=-1).indices, 1.0)
+        choice = by_group.masked_fill(kept[..., None] == 0, -torch.inf).view_as(choice)
+    chosen = choice.sort(dim=-1, descending=True, stable=True).indices[:, :per_token]
+    weights = values.gather(1, chosen)
+    if normalized:
+        weights = weights / weights.sum(dim=-1, keepdim=True)
+    return chosen, weights * scale
+
+
+def experts(
+    x: Tensor,
+    chosen: Tensor,
+    weights: Tensor,
+    gate_up: Tensor,
+    down: Tensor,
+    activation: Activation,
+    gate_up_bias: Tensor | None = None,
+    down_bias: Tensor | None = None,
+    clamp: float | None = None,
+    scales_input: bool = False,
+) -> Tensor:
+    """[T, hidden] → [T, hidden]: Σ weight · expert(x) over a token's chosen experts, summed in float32.
+
+    `gate_up` [E, 2 · size, hidden], `down` [E, hidden, size], biases [E, …]. With a clamp c the product is
+    g · sigmoid(1.702 · g) · (u + 1), g = min(gate, c), u = up within ±c. scales_input: the weight multiplies
+    an expert's input instead of its output. Tolerance 1e-5.
+    """
+    out = torch.zeros(x.shape, dtype=torch.float32, device=x.device)
+    for expert in sorted(set(chosen.flatten().tolist())):
+        tokens, places = (chosen == expert).nonzero(as_tuple=True)
+        share = weights[tokens, places, None]
+        rows = x[tokens]
+        if scales_input:
+            rows = (rows.float() * share).to(x.dtype)
+        both = linear(rows, gate_up[expert], None if gate_up_bias is None else gate_up_bias[expert])
+        gate, up = both.chunk(2, dim=-1)
+        if clamp is None:
+            inner = activate(gate, activation) * up
+        else:
+            gate, up = gate.clamp(max=clamp), up.clamp(-clamp, clamp)
+            inner = gate * torch.sigmoid(1.702 * gate) * (up + 1)
+        result = linear(inner, down[expert], None if down_bias is None else down_bias[expert]).float()
+        out.index_add_(0, tokens, result if scales_input else result * share)
+    return out.to(x.dtype)
 
 
 def _row_slots(inputs: StepInputs, row: int, context: int) -> Tensor:

@@ -14,17 +14,31 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from ridgeline.ops.inputs import StepInputs
-from ridgeline.ops.reference import apply_rope, embed, gated_mlp, linear, write_kv
+from ridgeline.ops.reference import (
+    apply_rope,
+    embed,
+    experts,
+    gated_mlp,
+    layer_norm,
+    linear,
+    mlp,
+    route,
+    write_kv,
+)
 
 __all__ = [
     "NAME",
     "apply_rope",
     "embed",
+    "experts",
     "gated_mlp",
+    "layer_norm",
     "linear",
+    "mlp",
     "paged_attention",
     "plan_attention",
     "rms_norm",
+    "route",
     "write_kv",
 ]
 
@@ -72,24 +86,31 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     return F.rms_norm(x.float(), weight.shape, weight, eps).to(x.dtype)
 
 
-def plan_attention(inputs: StepInputs, window: int | None) -> AttentionPlan:
+def plan_attention(inputs: StepInputs, window: int | None, chunked: bool = False) -> AttentionPlan:
     """Slots and masks, once per step and window instead of once per layer."""
     starts, contexts = inputs.query_starts.tolist(), inputs.context_lens.tolist()
     groups: defaultdict[int, list[int]] = defaultdict(list)
     prefills = []
     for row, context in enumerate(contexts):
         if starts[row + 1] - starts[row] == 1:
-            visible = context if window is None else min(context, window)
+            visible = context - _first_visible(context - 1, window, chunked)
             # By powers of two: padding at most doubles the data read.
             groups[max(visible, _SMALL_CONTEXT).bit_length()].append(row)
         else:
-            prefills.append(_prefill_row(inputs, row, starts[row], starts[row + 1], context, window))
+            prefills.append(_prefill_row(inputs, row, starts[row], starts[row + 1], context, window, chunked))
     decodes = [
-        _decode_group(inputs, part, window)
+        _decode_group(inputs, part, window, chunked)
         for bits, rows in groups.items()
         for part in batched(rows, max(1, _GATHERED_TOKENS >> bits))
     ]
     return AttentionPlan(decodes, prefills)
+
+
+def _first_visible(position: int, window: int | None, chunked: bool) -> int:
+    """The first position that the token at `position` sees."""
+    if window is None:
+        return 0
+    return position - position % window if chunked else max(0, position - window + 1)
 
 
 def batched(rows: list[int], size: int) -> list[list[int]]:
@@ -97,7 +118,12 @@ def batched(rows: list[int], size: int) -> list[list[int]]:
 
 
 def paged_attention(
-    q: Tensor, kv: Tensor, plan: AttentionPlan, scale: float, softcap: float | None = None
+    q: Tensor,
+    kv: Tensor,
+    plan: AttentionPlan,
+    scale: float,
+    softcap: float | None = None,
+    sinks: Tensor | None = None,
 ) -> Tensor:
     """Like `reference.paged_attention`, within 1e-5 in float32."""
     heads, head_dim = q.shape[1:]
@@ -108,12 +134,14 @@ def paged_attention(
         # The query heads of one KV head become that head's queries, so no key is copied per query head.
         grouped = q[group.queries].view(batch, kv_heads, heads // kv_heads, head_dim)
         k, v = _gather(kv, group.slots, batch, plan.scratch, q.dtype)
-        attended = _attend(grouped, k, v, group.mask, False, scale, softcap)
+        shared = None if sinks is None else sinks.view(kv_heads, -1)
+        attended = _attend(grouped, k, v, group.mask, False, scale, softcap, shared)
         out[group.queries] = attended.reshape(batch, heads, head_dim)
     for row in plan.prefills:
         k, v = _gather(kv, row.slots, 1, plan.scratch, q.dtype)
         queries = q[row.begin : row.end].transpose(0, 1)[None]
-        attended = _attend(queries, k, v, row.mask, row.mask is None, scale, softcap)
+        shared = None if sinks is None else sinks.view(heads, 1)
+        attended = _attend(queries, k, v, row.mask, row.mask is None, scale, softcap, shared)
         out[row.begin : row.end] = attended[0].transpose(0, 1)
     return out
 
@@ -134,10 +162,13 @@ def _gather(
     return k, v
 
 
-def _decode_group(inputs: StepInputs, rows: list[int], window: int | None) -> _DecodeGroup:
+def _decode_group(inputs: StepInputs, rows: list[int], window: int | None, chunked: bool) -> _DecodeGroup:
     index = torch.tensor(rows, device=inputs.slots.device)
     context = inputs.context_lens[index, None]  # [B, 1]
-    first = (context - window).clamp(min=0) if window is not None else torch.zeros_like(context)
+    if window is None:
+        first = torch.zeros_like(context)
+    else:
+        first = context - 1 - (context - 1) % window if chunked else (context - window).clamp(min=0)
     longest = int((context - first).max())
     positions = first + torch.arange(longest, device=index.device)  # [B, N]
     real = positions < context
@@ -151,35 +182,50 @@ def _decode_group(inputs: StepInputs, rows: list[int], window: int | None) -> _D
 
 
 def _prefill_row(
-    inputs: StepInputs, row: int, begin: int, end: int, context: int, window: int | None
+    inputs: StepInputs, row: int, begin: int, end: int, context: int, window: int | None, chunked: bool
 ) -> _PrefillRow:
     start = context - (end - begin)
-    first = 0 if window is None else max(0, start - window + 1)
+    first = _first_visible(start, window, chunked)
     keys = torch.arange(first, context, device=inputs.slots.device)
     blocks = inputs.block_tables[row, keys // inputs.block_size]
     slots = blocks * inputs.block_size + keys % inputs.block_size
     if start == 0 and (window is None or window >= context):
         return _PrefillRow(begin, end, slots, None)
-    distance = inputs.positions[begin:end, None] - keys
-    mask = distance >= 0
+    at = inputs.positions[begin:end, None]
+    mask = at >= keys
     if window is not None:
-        mask &= distance < window
+        mask &= at // window == keys // window if chunked else at - keys < window
     return _PrefillRow(begin, end, slots, mask)
 
 
 def _attend(
-    q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, causal: bool, scale: float, softcap: float | None
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    mask: Tensor | None,
+    causal: bool,
+    scale: float,
+    softcap: float | None,
+    sinks: Tensor | None,
 ) -> Tensor:
-    """q [B, H, M, D] over k, v [B, K, N, D]; mask is broadcast over heads, True where visible."""
-    if softcap is None:
+    """q [B, H, M, D] over k, v [B, K, N, D]; mask is broadcast over heads, True where visible.
+
+    sinks: [H, M] or [H, 1]
+    """
+    if softcap is None and sinks is None:
         return F.scaled_dot_product_attention(
             q, k, v, attn_mask=mask, is_causal=causal, scale=scale, enable_gqa=q.shape[1] != k.shape[1]
         )
     group = q.shape[1] // k.shape[1]
     scores = q.float() @ k.repeat_interleave(group, dim=1).float().transpose(-1, -2) * scale
-    scores = softcap * torch.tanh(scores / softcap)
+    if softcap is not None:
+        scores = softcap * torch.tanh(scores / softcap)
     if causal:
         mask = torch.ones(scores.shape[-2:], dtype=torch.bool, device=q.device).tril()
     if mask is not None:
         scores = scores.masked_fill(~mask, -torch.inf)
-    return (scores.softmax(dim=-1) @ v.repeat_interleave(group, dim=1).float()).to(q.dtype)
+    if sinks is not None:
+        more = sinks.float()[None, :, :, None].expand(len(q), -1, q.shape[2], 1)
+        scores = torch.cat([scores, more], dim=-1)
+    weights = scores.softmax(dim=-1)[..., : k.shape[2]]
+    return (weights @ v.repeat_interleave(group, dim=1).float()).to(q.dtype)

@@ -21,9 +21,11 @@ from ridgeline.engine.run.cuda.runner import CudaRunner
 from ridgeline.engine.run.sampler import Sampler
 from ridgeline.engine.run.torch_runner import TorchRunner
 from ridgeline.models.decoders.reference import Decoder, allocate_kv
-from ridgeline.models.spec.model_spec import LayerSpec, ModelSpec, RopeSpec
+from ridgeline.models.spec.model_spec import ModelSpec
+from ridgeline.models.spec.rope import RopeSpec
 from ridgeline.models.weights.torch_weights import DecoderWeights, LayerWeights, random_weights
 from ridgeline.ops.backend import select_backend
+from tests.models.specs import Place, decoder_spec
 
 BLOCK_SIZE = 16
 GARBAGE = 12345  # what memory of integers holds before anybody writes to it
@@ -79,16 +81,16 @@ def family(name: str, **sizes: Any) -> ModelSpec:
     }
     num_layers, window = shape.pop("num_layers"), shape.pop("window")
     dim = shape["head_dim"]
-    layers = [LayerSpec(RopeSpec(10000.0, dim))] * num_layers
+    layers: list[Place] = [(RopeSpec(10000.0, dim), None)] * num_layers
     features: dict[str, Any] = {}
     if name == "qwen2":
         features = {"qkv_bias": True}
     elif name == "qwen3":
         features = {"qk_norm": True}
     elif name == "mistral":
-        layers = [LayerSpec(RopeSpec(10000.0, dim), window=window)] * num_layers
+        layers = [(RopeSpec(10000.0, dim), window)] * num_layers
     elif name == "gemma3":
-        near, far = LayerSpec(RopeSpec(10000.0, dim), window=window), LayerSpec(RopeSpec(1e6, dim))
+        near, far = (RopeSpec(10000.0, dim), window), (RopeSpec(1e6, dim), None)
         layers = [far if number % 2 else near for number in range(num_layers)]
         features = {
             "qk_norm": True,
@@ -96,20 +98,11 @@ def family(name: str, **sizes: Any) -> ModelSpec:
             "activation": "gelu_tanh",
             "embedding_scale": math.sqrt(shape["hidden_size"]),
             "logit_softcap": 30.0,
-            "attention_softcap": 50.0,
+            "softcap": 50.0,
         }
     elif name != "llama":
         raise ValueError(f"unknown family {name!r}")
-    scale = dim**-0.5
-    return ModelSpec(
-        family=name,
-        name=name,
-        norm_eps=1e-6,
-        layers=tuple(layers),
-        attention_scale=scale,
-        **features,
-        **shape,
-    )
+    return decoder_spec(family=name, name=name, norm_eps=1e-6, layers=layers, **features, **shape)
 
 
 FAMILIES = ("llama", "qwen2", "qwen3", "mistral", "gemma3")

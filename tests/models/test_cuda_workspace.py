@@ -9,8 +9,8 @@ import pytest
 import torch
 
 from ridgeline.models.decoders.cuda_workspace import LADDER_STEP, workspace
-from ridgeline.models.spec.hf_config import spec_from_hf
 from ridgeline.models.spec.model_spec import ModelSpec
+from ridgeline.models.spec.readers.hf_config import spec_from_hf
 
 pytest.importorskip("triton", reason="triton is not installed; no buffer of its kernels can be made")
 

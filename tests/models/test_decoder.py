@@ -13,11 +13,13 @@ from transformers import PreTrainedModel
 
 from ridgeline.models.decoders.reference import Decoder, allocate_kv
 from ridgeline.models.errors import BrokenModel, UnsupportedModel
-from ridgeline.models.spec.model_spec import LayerSpec, ModelSpec, RopeScaling, RopeSpec
+from ridgeline.models.spec.model_spec import ModelSpec
 from ridgeline.models.spec.read_spec import read_spec
+from ridgeline.models.spec.rope import RopeScaling, RopeSpec
 from ridgeline.models.weights.torch_weights import load_weights, random_weights
 from ridgeline.ops.backend import select_backend
 from ridgeline.ops.inputs import InputRow, StepInputs
+from tests.models.specs import decoder_spec
 from tests.models.tiny_checkpoints import MODELS, VOCAB, tiny_model
 
 BLOCK_SIZE = 16
@@ -129,9 +131,7 @@ def test_the_reference_backend_computes_the_same(pair: tuple[Decoder, PreTrained
 
 
 def small_spec(rope: RopeSpec | None = None) -> ModelSpec:
-    return ModelSpec(
-        family="llama",
-        name="small",
+    return decoder_spec(
         hidden_size=32,
         num_heads=4,
         num_kv_heads=2,
@@ -139,9 +139,7 @@ def small_spec(rope: RopeSpec | None = None) -> ModelSpec:
         ffn_size=48,
         vocab_size=VOCAB,
         max_context=64,
-        norm_eps=1e-5,
-        layers=(LayerSpec(rope or RopeSpec(10000.0, 8)),) * 2,
-        attention_scale=8**-0.5,
+        layers=((rope or RopeSpec(10000.0, 8), None),) * 2,
     )
 
 

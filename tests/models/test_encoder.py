@@ -13,7 +13,7 @@ import transformers
 from ridgeline.models.encoders.packed import POOLINGS, encoder_table
 from ridgeline.models.encoders.reference import TorchEncoder
 from ridgeline.models.encoders.weights import load_encoder_weights
-from ridgeline.models.spec.encoder_config import read_encoder_spec
+from ridgeline.models.spec.readers.encoder_config import read_encoder_spec
 from ridgeline.ops.cpu.encoder import NativeEncoder
 
 VOCAB = 200

@@ -13,8 +13,8 @@ from ridgeline.cli.main import main
 from ridgeline.models.encoders.weights import load_encoder_weights
 from ridgeline.models.errors import BrokenModel, UnsupportedModel
 from ridgeline.models.files.pull import ensure
-from ridgeline.models.spec.encoder_config import is_encoder, read_encoder_spec
 from ridgeline.models.spec.read_spec import read_spec
+from ridgeline.models.spec.readers.encoder_config import is_encoder, read_encoder_spec
 
 CONFIG = {
     "model_type": "bert", "architectures": ["BertModel"], "hidden_size": 48, "num_attention_heads": 4,

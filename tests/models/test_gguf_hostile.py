@@ -19,8 +19,8 @@ from hypothesis import strategies as st
 
 from ridgeline.models.errors import BrokenModel, ModelError
 from ridgeline.models.files.gguf import GgufFile
-from ridgeline.models.spec.gguf_config import spec_from_gguf
 from ridgeline.models.spec.read_spec import read_spec
+from ridgeline.models.spec.readers.gguf_config import spec_from_gguf
 from ridgeline.models.text.gguf_tokenizer import read_gguf_tokenizer
 from ridgeline.models.text.tokenizer import Tokenizer
 from ridgeline.models.weights.torch_weights import load_weights

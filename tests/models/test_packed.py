@@ -14,8 +14,10 @@ import torch
 from gguf import GGMLQuantizationType
 
 from ridgeline.models.errors import BrokenModel
-from ridgeline.models.spec.model_spec import MoESpec
+from ridgeline.models.spec.ffn import Dense, Experts
+from ridgeline.models.spec.mixers import Attention
 from ridgeline.models.spec.read_spec import read_spec
+from ridgeline.models.spec.rope import RopeSpec
 from ridgeline.models.weights.packed import POLICIES, PackedDecoder, load_packed, native_refusal, plan_packed
 from ridgeline.models.weights.torch_weights import DecoderWeights, load_weights
 from ridgeline.ops.cpu.library import Format, PackedMatrix, unpack
@@ -386,9 +388,14 @@ def test_a_model_that_the_library_cannot_compute_is_refused_with_the_reason(tmp_
     tiny_model("llama").save_pretrained(tmp_path)
     spec = read_spec(tmp_path)
     assert native_refusal(spec) is None
-    assert "mixture of experts" in (native_refusal(replace(spec, moe=MoESpec(8, 2, 64))) or "")
-    assert "not 20001" in (native_refusal(replace(spec, ffn_size=20001)) or "")
-    assert "not 512" in (native_refusal(replace(spec, head_dim=512)) or "")
+    layer = spec.layers[0]
+    assert isinstance(layer.mixer, Attention)
+    for changed, words in (
+        (replace(layer, ffn=Experts(8, 2, 64)), "mixture of experts"),
+        (replace(layer, ffn=Dense(20001)), "not 20001"),
+        (replace(layer, mixer=replace(layer.mixer, head_dim=512, rope=RopeSpec(1e4, 512))), "not 512"),
+    ):
+        assert words in (native_refusal(replace(spec, layers=(changed,))) or "")
 
 
 def test_nothing_of_this_imports_torch(tmp_path: Path) -> None:
@@ -397,6 +404,9 @@ def test_nothing_of_this_imports_torch(tmp_path: Path) -> None:
 import sys
 from pathlib import Path
 from ridgeline.models.weights.packed import load_packed
+from ridgeline.models.spec.ffn import Dense, Experts
+from ridgeline.models.spec.mixers import Attention
+from ridgeline.models.spec.rope import RopeSpec
 from ridgeline.models.spec.read_spec import read_spec
 path = Path({str(tmp_path)!r})
 load_packed(path, read_spec(path), keep=False).table(max_context=64, num_blocks=1, max_step_tokens=1)

@@ -7,8 +7,7 @@ from pathlib import Path
 import pytest
 
 from ridgeline.models.errors import ModelNotFound
-from ridgeline.models.shapes import read_shape
-from ridgeline.models.shapes.read import published_for
+from ridgeline.models.spec.find_spec import find_spec, published_for
 from ridgeline.models.spec.published import find_published, published_models
 from tests.models.test_shapes import CONFIGS
 
@@ -37,7 +36,7 @@ TOTALS = {
 
 @pytest.mark.parametrize("known", published_models(), ids=lambda known: known.name)
 def test_a_well_known_model_has_the_published_number_of_parameters(known) -> None:
-    shape = read_shape(known.name)
+    shape = find_spec(known.name)
     assert shape.name == known.name
     if known.name in TOTALS:
         assert shape.parameters == pytest.approx(TOTALS[known.name], rel=0.01)
@@ -45,7 +44,7 @@ def test_a_well_known_model_has_the_published_number_of_parameters(known) -> Non
     for hub_id in known.hub_ids:  # the same shape as of its own config.json
         path = CONFIGS / f"{hub_id.replace('/', '--')}_config.json"
         if path.is_file():
-            whole = read_shape(path)
+            whole = find_spec(path)
             assert (shape.parameters, shape.layers, str(shape.stored)) == (
                 whole.parameters,
                 whole.layers,
@@ -62,7 +61,7 @@ def test_a_model_is_found_by_name_and_hub_id(name: str) -> None:
     found = find_published(name)
     assert found is not None
     assert found.hub_ids[0] == "Qwen/Qwen3-8B"
-    assert read_shape(name).parameters == 8_190_735_360
+    assert find_spec(name).parameters == 8_190_735_360
 
 
 def test_a_revision_is_not_what_was_published() -> None:
@@ -78,4 +77,4 @@ def test_a_file_of_that_name_comes_first(tmp_path: Path, monkeypatch: pytest.Mon
 
 def test_a_name_that_is_nearly_one_is_told() -> None:
     with pytest.raises(ModelNotFound, match="did you mean Qwen3-14B"):
-        read_shape("Qwen3-14")
+        find_spec("Qwen3-14")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -11,33 +11,27 @@ from hypothesis import strategies as st
 from ridgeline.models.errors import BrokenModel, UnsupportedModel
 from ridgeline.models.spec.describe import describe
 from ridgeline.models.spec.families import check_servable
-from ridgeline.models.spec.model_spec import (
-    LayerSpec,
-    ModelSpec,
-    MoESpec,
-    RopeScaling,
-    RopeSpec,
-    longest_context,
-)
+from ridgeline.models.spec.ffn import Experts
+from ridgeline.models.spec.model_spec import ModelSpec, longest_context
+from ridgeline.models.spec.rope import RopeScaling, RopeSpec
+from tests.models.specs import decoder_spec
 
 ROPE = RopeSpec(theta=10_000.0, dim=4)
 
 
-def tiny(**changes: object) -> ModelSpec:
-    spec = ModelSpec(
-        family="llama",
-        name="tiny",
-        hidden_size=8,
-        num_heads=4,
-        num_kv_heads=2,
-        head_dim=4,
-        ffn_size=10,
-        vocab_size=100,
-        max_context=64,
-        norm_eps=1e-5,
-        layers=(LayerSpec(ROPE), LayerSpec(ROPE)),
-    )
-    return replace(spec, **changes)  # type: ignore[arg-type]
+def tiny(**changes: Any) -> ModelSpec:
+    plain = {
+        "name": "tiny",
+        "hidden_size": 8,
+        "num_heads": 4,
+        "num_kv_heads": 2,
+        "head_dim": 4,
+        "ffn_size": 10,
+        "vocab_size": 100,
+        "max_context": 64,
+        "layers": ((ROPE, None), (ROPE, None)),
+    }
+    return decoder_spec(**(plain | changes))
 
 
 # Per layer: q and o 8·16 each, k and v 8·8 each, gate, up and down 3·8·10.
@@ -64,8 +58,8 @@ def test_each_option_adds_its_own_parameters(change: dict[str, object], more: in
 
 
 def test_experts_count_in_full_for_the_total_and_as_chosen_for_the_active_parameters() -> None:
-    moe = MoESpec(6, 2, 5, shared_expert_ffn_size=7, shared_expert_gate=True, dense_layers=(0,))
-    spec = tiny(moe=moe)
+    experts = Experts(6, 2, 5, shared_size=7, shared_gate=True)
+    spec = tiny(experts=experts, dense_layers=(0,))
     beside = 8 * 6 + 8 + 3 * 8 * 7 - 3 * 8 * 10  # router, gate, shared expert, instead of the dense FFN
     assert spec.parameters == tiny().parameters + beside + 6 * 3 * 8 * 5
     assert spec.active_parameters == tiny().parameters + beside + 2 * 3 * 8 * 5
@@ -75,11 +69,12 @@ def test_a_dense_model_uses_all_of_its_parameters() -> None:
     assert tiny().active_parameters == tiny().parameters
 
 
-def test_weight_bytes_take_a_precision_by_name_or_a_number_of_bytes() -> None:
+def test_weight_bytes_take_a_precision_by_name() -> None:
     spec = tiny()
-    assert spec.weight_bytes("bfloat16") == spec.weight_bytes(2) == 2 * spec.parameters
+    assert spec.weight_bytes("bfloat16") == 2 * spec.parameters
     assert spec.weight_bytes("gguf:Q4_1") == round(spec.parameters * 20 / 32)
-    assert spec.weight_bytes("nvfp4") == round(spec.parameters * 9 / 16)
+    wide = spec.parameters - 2 * MATRICES  # embeddings and norms stay at 16 bits
+    assert spec.weight_bytes("nvfp4") == round(2 * MATRICES * 9 / 16 + 2 * wide)
     with pytest.raises(ValueError, match="float3"):
         spec.weight_bytes("float3")
 
@@ -90,7 +85,7 @@ def test_kv_bytes_are_a_key_and_a_value_per_kv_head_and_layer() -> None:
 
 
 def test_a_window_limits_what_decode_reads_and_computes_but_not_what_is_kept() -> None:
-    windowed = tiny(layers=(LayerSpec(ROPE, 5), LayerSpec(ROPE)))
+    windowed = tiny(layers=((ROPE, 5), (ROPE, None)))
     assert windowed.kv_bytes_per_token() == tiny().kv_bytes_per_token()
     assert windowed.kv_tokens_seen(3) == 3 + 3
     assert windowed.kv_tokens_seen(30) == 5 + 30
@@ -108,14 +103,14 @@ def test_decode_flops_are_matmuls_attention_and_one_lm_head() -> None:
     window=st.none() | st.integers(1, 40),
 )
 def test_attention_flops_equal_the_sum_over_tokens(tokens: int, context: int, window: int | None) -> None:
-    spec = tiny(layers=(LayerSpec(ROPE, window),))
+    spec = tiny(layers=((ROPE, window),))
     pairs = sum(min(context + i, window or context + i) for i in range(1, tokens + 1))
     assert spec.attention_flops(tokens, context) == 4 * (4 * 4) * pairs
 
 
 @given(first=st.integers(1, 40), second=st.integers(1, 40), window=st.none() | st.integers(1, 40))
 def test_a_prompt_in_two_chunks_costs_as_much_as_whole(first: int, second: int, window: int | None) -> None:
-    spec = tiny(layers=(LayerSpec(ROPE, window), LayerSpec(ROPE)))
+    spec = tiny(layers=((ROPE, window), (ROPE, None)))
     chunks = spec.prefill_flops(first) + spec.prefill_flops(second, first) - spec.lm_head_flops
     assert chunks == spec.prefill_flops(first + second)
 
@@ -125,8 +120,8 @@ def test_prefill_per_token_is_the_mean_over_the_prompt() -> None:
 
 
 def test_yarn_stretches_a_context_that_was_left_at_the_trained_length() -> None:
-    yarn = LayerSpec(RopeSpec(1e6, 4, RopeScaling("yarn", 4.0, 100)))
-    linear = LayerSpec(RopeSpec(1e6, 4, RopeScaling("linear", 4.0)))
+    yarn = RopeSpec(1e6, 4, RopeScaling("yarn", 4.0, 100))
+    linear = RopeSpec(1e6, 4, RopeScaling("linear", 4.0))
     assert longest_context(100, (yarn,)) == 400
     assert longest_context(1000, (yarn,)) == 1000
     assert longest_context(100, (linear,)) == 100
@@ -138,8 +133,8 @@ def test_yarn_stretches_a_context_that_was_left_at_the_trained_length() -> None:
         ({"num_kv_heads": 3}, "4 heads is not a multiple of 3 KV heads"),
         ({"hidden_size": 0}, "hidden_size is 0"),
         ({"layers": ()}, "num_layers is 0"),
-        ({"layers": (LayerSpec(RopeSpec(1e4, 6)),)}, "rotary size 6"),
-        ({"layers": (LayerSpec(RopeSpec(1e4, 3)),)}, "rotary size 3"),
+        ({"layers": ((RopeSpec(1e4, 6), None),)}, "rotary size 6"),
+        ({"layers": ((RopeSpec(1e4, 3), None),)}, "rotary size 3"),
     ],
 )
 def test_an_impossible_shape_is_refused_by_name(change: dict[str, object], words: str) -> None:
@@ -155,7 +150,7 @@ def test_a_dense_model_in_a_plain_or_gguf_format_is_servable() -> None:
 @pytest.mark.parametrize(
     ("change", "words"),
     [
-        ({"moe": MoESpec(8, 2, 10)}, "mixture of experts is not supported yet"),
+        ({"experts": Experts(8, 2, 10)}, "mixture of experts is not supported yet"),
         ({"weight_format": "nvfp4"}, "weights quantized as nvfp4 are not supported yet"),
     ],
 )
@@ -171,7 +166,7 @@ def test_the_description_holds_the_figures_a_user_asks_for() -> None:
     lines = dict(
         describe(
             tiny(
-                layers=(LayerSpec(ROPE, 5), LayerSpec(yarn)),
+                layers=((ROPE, 5), (yarn, None)),
                 qk_norm=True,
                 eos_ids=(7, 9),
                 stored_bytes=2048,
@@ -192,7 +187,7 @@ def test_the_description_holds_the_figures_a_user_asks_for() -> None:
 
 
 def test_the_description_says_why_a_model_is_not_served_and_what_is_active() -> None:
-    spec = tiny(moe=MoESpec(8, 2, 10))
+    spec = tiny(experts=Experts(8, 2, 10))
     lines = dict(describe(spec))
     assert lines["served"].startswith("no: mixture of experts")
     assert lines["active per token"] == f"{spec.active_parameters:,}"

@@ -9,8 +9,8 @@ import pytest
 transformers = pytest.importorskip("transformers")
 
 from ridgeline.models.errors import ModelError  # noqa: E402
-from ridgeline.models.spec.hf_config import spec_from_hf  # noqa: E402
 from ridgeline.models.spec.model_spec import ModelSpec  # noqa: E402
+from ridgeline.models.spec.readers.hf_config import spec_from_hf  # noqa: E402
 from tests.models.test_spec_transformers import CASES, EXPERTS, reference_config  # noqa: E402
 
 WINDOWED = {"use_sliding_window": True, "sliding_window": 8, "max_window_layers": 2}

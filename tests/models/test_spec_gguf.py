@@ -11,8 +11,9 @@ import pytest
 
 from ridgeline.models.errors import BrokenModel, UnsupportedModel
 from ridgeline.models.files.gguf import GgufFile
-from ridgeline.models.spec.gguf_config import spec_from_gguf
-from ridgeline.models.spec.model_spec import ModelSpec, RopeScaling, RopeSpec
+from ridgeline.models.spec.model_spec import ModelSpec
+from ridgeline.models.spec.readers.gguf_config import spec_from_gguf
+from ridgeline.models.spec.rope import RopeScaling, RopeSpec
 from tests.models.tiny_checkpoints import add_value
 
 HIDDEN, HEADS, KV_HEADS, HEAD_DIM, FFN, VOCAB, LAYERS = 32, 4, 2, 8, 48, 100, 7

@@ -8,8 +8,9 @@ from typing import Any
 import pytest
 
 from ridgeline.models.errors import BrokenModel, ModelError, UnsupportedModel
-from ridgeline.models.spec.hf_config import spec_from_hf
-from ridgeline.models.spec.model_spec import ModelSpec, RopeScaling, RopeSpec
+from ridgeline.models.spec.model_spec import ModelSpec
+from ridgeline.models.spec.readers.hf_config import spec_from_hf
+from ridgeline.models.spec.rope import RopeScaling, RopeSpec
 
 LLAMA: dict[str, Any] = {
     "architectures": ["LlamaForCausalLM"],

@@ -10,8 +10,8 @@ from torch.utils.flop_counter import FlopCounterMode
 
 transformers = pytest.importorskip("transformers")
 
-from ridgeline.models.spec.hf_config import spec_from_hf  # noqa: E402
 from ridgeline.models.spec.model_spec import ModelSpec  # noqa: E402
+from ridgeline.models.spec.readers.hf_config import spec_from_hf  # noqa: E402
 
 SHAPE: dict[str, Any] = {
     "vocab_size": 96,

@@ -13,7 +13,7 @@ from sentencepiece import SentencePieceProcessor
 
 from ridgeline.models.errors import BrokenModel, TemplateError, UnsupportedModel
 from ridgeline.models.files.config_values import ConfigValues
-from ridgeline.models.spec.end_tokens import gguf_end_ids
+from ridgeline.models.spec.readers.end_tokens import gguf_end_ids
 from ridgeline.models.text.gguf_tokenizer import TokenType, read_gguf_tokenizer
 from ridgeline.models.text.tokenizer import Tokenizer
 from tests.models import tiny_sentencepiece

@@ -21,7 +21,7 @@ if TYPE_CHECKING:  # `ridgeline --help` imports nothing heavy
     from ridgeline.lab.plan.demand import Demand
     from ridgeline.lab.plan.plan import PlanRequest
     from ridgeline.lab.plan.prices import Offers
-    from ridgeline.models.shapes import ModelShape
+    from ridgeline.models.spec.model_spec import ModelSpec
 
 DEFAULT_URL = "http://127.0.0.1:8000"
 
@@ -150,14 +150,14 @@ def request_of(args: argparse.Namespace, hardware_name: str | None = None) -> Pl
     from ridgeline.lab.hardware import chip
     from ridgeline.lab.plan.demand import parse_budget, read_demand, read_slo
     from ridgeline.lab.plan.plan import PlanRequest
-    from ridgeline.models.shapes import format_name, read_shape
-    from ridgeline.models.shapes.read import published_for
+    from ridgeline.models.spec.find_spec import find_spec, published_for
+    from ridgeline.models.spec.precision import format_name
 
     options = build(PlanOptions, given_flags(args, "plan"))
     slo = read_slo(options.slo)
     budget = None if options.budget is None else parse_budget(options.budget)
     demand = read_demand(build(TrafficOptions, given_flags(args, "traffic")))
-    shape = read_shape(args.model)
+    shape = find_spec(args.model)
     known = published_for(args.model)
     hardware = chip(
         hardware_name or options.hardware
@@ -188,7 +188,7 @@ def request_of(args: argparse.Namespace, hardware_name: str | None = None) -> Pl
     )
 
 
-def offers_of(options: PlanOptions, shape: ModelShape, demand: Demand) -> tuple[Offers | None, str]:
+def offers_of(options: PlanOptions, shape: ModelSpec, demand: Demand) -> tuple[Offers | None, str]:
     """Prices as given, else as listed; or the reason why there are none."""
     from ridgeline.lab.errors import LabError
     from ridgeline.lab.plan.prices import given_offer, hosted_offers

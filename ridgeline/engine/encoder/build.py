@@ -16,14 +16,14 @@ from ridgeline.engine.encoder.core import EncoderCore, EncoderLimits, EncoderRun
 from ridgeline.engine.encoder.runners import NativeEncoderRunner, TorchEncoderRunner
 from ridgeline.engine.errors import BackendUnavailable, InvalidConfig, OutOfMemoryPlan
 from ridgeline.engine.limits.machine_limits import native_ceilings
-from ridgeline.engine.start.backend_choice import INSTALL_TORCH, why_not_cuda
+from ridgeline.engine.start.backend_choice import INSTALL_TORCH, why_not_gpu
 from ridgeline.engine.start.build import StartupBudget
 from ridgeline.engine.start.memory import DEFAULT_FRACTION, GIB, available_memory, resident_bytes
 from ridgeline.machine import usable_cpus
 from ridgeline.models.encoders.packed import encoder_table
 from ridgeline.models.encoders.weights import load_encoder_weights
-from ridgeline.models.spec.encoder_config import read_encoder_spec
 from ridgeline.models.spec.encoder_spec import EncoderSpec
+from ridgeline.models.spec.readers.encoder_config import read_encoder_spec
 from ridgeline.ops.cpu import library
 from ridgeline.ops.cpu.encoder import NativeEncoder
 from ridgeline.ops.cpu.library import NativeError, Peak
@@ -90,7 +90,7 @@ def _choose(config: EngineConfig) -> tuple[str, str]:
     if config.load_format != "auto":
         raise InvalidConfig(f"--load-format {config.load_format} is not supported for encoders")
     if config.backend == "cuda":
-        if (reason := why_not_cuda(config)) is not None:
+        if (reason := why_not_gpu(config)) is not None:
             raise InvalidConfig(f"--backend cuda is not available: {reason}")
         return "cuda", ""
     if config.backend == "torch":

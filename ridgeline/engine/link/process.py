@@ -42,7 +42,7 @@ from ridgeline.engine.plan.request import Request
 from ridgeline.engine.plan.step import SeqDelta
 from ridgeline.engine.start.build import BuiltEngine, StartupBudget, build_engine
 from ridgeline.models.errors import ModelError
-from ridgeline.models.spec.encoder_config import is_encoder
+from ridgeline.models.spec.readers.encoder_config import is_encoder
 from ridgeline.options import OptionError
 from ridgeline.telemetry import logs
 

@@ -14,6 +14,7 @@ from typing import Literal
 from ridgeline.engine.config import EngineConfig
 from ridgeline.engine.errors import BackendUnavailable, InvalidConfig
 from ridgeline.engine.start.gpu_probe import Gpu, find_gpu, why_not_usable
+from ridgeline.models.decoders.coverage import refusal
 from ridgeline.models.spec.model_spec import ModelSpec
 from ridgeline.ops.cpu import library
 
@@ -34,7 +35,7 @@ def choose_backend(config: EngineConfig, spec: ModelSpec, probe: Probe = find_gp
     if config.backend == "torch":
         _require_torch("required by --backend torch")
         return BackendChoice("torch")
-    not_cuda = why_not_cuda(config, probe) if config.backend != "native" else ""
+    not_cuda = why_not_cuda(config, spec, probe) if config.backend != "native" else ""
     if not_cuda is None:
         return BackendChoice("cuda")
     if config.backend == "cuda":
@@ -51,7 +52,11 @@ def choose_backend(config: EngineConfig, spec: ModelSpec, probe: Probe = find_gp
     return BackendChoice("torch", "; ".join(filter(None, (not_native, idle_gpu))))
 
 
-def why_not_cuda(config: EngineConfig, probe: Probe = find_gpu) -> str | None:
+def why_not_cuda(config: EngineConfig, spec: ModelSpec, probe: Probe = find_gpu) -> str | None:
+    return why_not_gpu(config, probe) or refusal(spec, "cuda")
+
+
+def why_not_gpu(config: EngineConfig, probe: Probe = find_gpu) -> str | None:
     gpu = probe()
     return NO_GPU if gpu is None else config.unknown_to("cuda") or why_not_usable(gpu)
 

@@ -28,7 +28,7 @@ class TorchBuild:
 
     @property
     def weights_bytes(self) -> int:
-        return int(self._spec.weight_bytes(DTYPE_BYTES[self._dtype]))
+        return self._spec.weight_bytes(self._dtype)
 
     def footprint(self, sizes: StepSizes) -> Footprint:
         """A step's peak: gate and up next to the residual, or logits for every token."""

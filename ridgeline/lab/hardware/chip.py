@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from ridgeline.models.shapes.precision import format_name
+from ridgeline.models.spec.precision import format_name
 
 # Arithmetic that can multiply weights of a format, directly or after conversion.
 UNITS: Mapping[str, tuple[str, ...]] = {

@@ -12,18 +12,11 @@ from functools import cached_property
 
 from ridgeline.lab.errors import BadInput
 from ridgeline.lab.hardware import Chip
-from ridgeline.models.shapes import (
-    Attention,
-    Experts,
-    FullAttention,
-    LatentAttention,
-    LinearAttention,
-    Mamba2,
-    ModelShape,
-    Precision,
-    as_precision,
-    bytes_of,
-)
+from ridgeline.models.spec.ffn import Experts
+from ridgeline.models.spec.mixers import Attention, LatentAttention, Mixer
+from ridgeline.models.spec.model_spec import ModelSpec
+from ridgeline.models.spec.precision import Precision, as_precision, bytes_of
+from ridgeline.models.spec.recurrences import LinearAttention, Mamba2
 
 ACTIVATION_BYTES = 2
 ENGINES = ("ridgeline", "vllm", "sglang", "trtllm")
@@ -34,7 +27,7 @@ NARROW = ("fp8", "fp4")  # arithmetic for which activations are quantized too
 
 @dataclass(frozen=True)
 class Deployment:
-    shape: ModelShape
+    shape: ModelSpec
     chip: Chip
     backend: str = "ridgeline"
     precision: Precision | str = "bfloat16"
@@ -105,7 +98,7 @@ class Deployment:
         total = 0.0
         for kind, count in self.mixers:
             # ridgeline keeps windowed layers in full.
-            whole = self.backend == "ridgeline" and isinstance(kind, FullAttention)
+            whole = self.backend == "ridgeline" and isinstance(kind, Attention)
             kept = context * kind.kv_elements * size if whole else kind.kept_bytes(context, size)
             total += count * kept / self._split(kind)
         return total / self.pp
@@ -119,11 +112,11 @@ class Deployment:
     # ---- layers by kind ----
 
     @cached_property
-    def mixers(self) -> tuple[tuple[Attention, int], ...]:
-        counts: dict[Attention, int] = {}
+    def mixers(self) -> tuple[tuple[Mixer, int], ...]:
+        counts: dict[Mixer, int] = {}
         for layer, count in self.shape.kinds:
-            if layer.attention is not None:
-                counts[layer.attention] = counts.get(layer.attention, 0) + count
+            if layer.mixer is not None:
+                counts[layer.mixer] = counts.get(layer.mixer, 0) + count
         return tuple(counts.items())
 
     @cached_property
@@ -144,9 +137,9 @@ class Deployment:
     def recurrent_layers(self) -> int:
         return sum(count for kind, count in self.mixers if isinstance(kind, LinearAttention | Mamba2))
 
-    def _split(self, kind: Attention) -> int:
+    def _split(self, kind: Mixer) -> int:
         """Over how many chips of a group a layer's cache is divided; latents are replicated on each."""
-        if isinstance(kind, FullAttention):
+        if isinstance(kind, Attention):
             return min(self.tp, kind.kv_heads)
         return 1 if isinstance(kind, LatentAttention) else self.tp
 

@@ -18,7 +18,9 @@ from ridgeline.lab.errors import BadInput
 from ridgeline.lab.hardware import chip
 from ridgeline.lab.perfmodel.analytic import ClosedLoop, closed_loop
 from ridgeline.lab.perfmodel.deployment import Deployment
-from ridgeline.models.shapes import ModelShape, Precision, read_shape
+from ridgeline.models.spec.find_spec import find_spec
+from ridgeline.models.spec.model_spec import ModelSpec
+from ridgeline.models.spec.precision import Precision
 
 # Model as named in the table → config; equal architectures have equal configs, and count as one model.
 CONFIGS = {
@@ -156,5 +158,5 @@ def _count(text: str) -> int:
 
 
 @cache
-def _shape(path: Path) -> ModelShape:
-    return read_shape(path)
+def _shape(path: Path) -> ModelSpec:
+    return find_spec(path)

@@ -1,6 +1,6 @@
 """A deployment's memory per chip, how many requests fit, and the minimum number of chips.
 
-Called by `plan` and `parallel`. Pure arithmetic on a ModelShape and a Chip. Requests count at their full
+Called by `plan` and `parallel`. Pure arithmetic on a ModelSpec and a Chip. Requests count at their full
 length: what fits when all of them are about to finish.
 """
 
@@ -12,16 +12,11 @@ from ridgeline.engine.start.memory import DEFAULT_FRACTION
 from ridgeline.lab.errors import Infeasible
 from ridgeline.lab.hardware import CPU, Chip
 from ridgeline.lab.perfmodel.operators import kv_share
-from ridgeline.models.shapes import (
-    Attention,
-    DenseFfn,
-    Experts,
-    FullAttention,
-    LinearAttention,
-    ModelShape,
-    Precision,
-    bytes_of,
-)
+from ridgeline.models.spec.ffn import Dense, Experts
+from ridgeline.models.spec.mixers import Attention, Mixer
+from ridgeline.models.spec.model_spec import ModelSpec
+from ridgeline.models.spec.precision import Precision, bytes_of
+from ridgeline.models.spec.recurrences import LinearAttention
 
 # Engines leave a tenth of an accelerator's memory for driver, graphs and fragmentation: the default of
 # vLLM (--gpu-memory-utilization 0.9) and of ridgeline.
@@ -62,7 +57,7 @@ class MemoryNeeds:
 
 
 def memory_plan(
-    shape: ModelShape,
+    shape: ModelSpec,
     chip: Chip,
     precision: Precision | str,
     kv_precision: str = "bfloat16",
@@ -102,14 +97,14 @@ def memory_plan(
     )  # fmt: skip
 
 
-def tp_sizes(shape: ModelShape) -> list[int]:
+def tp_sizes(shape: ModelSpec) -> list[int]:
     """By how many chips every layer's heads can be divided, smallest first."""
-    heads = {_heads(layer.attention) for layer in shape.layers if layer.attention is not None}
+    heads = {_heads(layer.mixer) for layer in shape.layers if layer.mixer is not None}
     most = min(heads, default=1)
     return [count for count in range(1, most + 1) if all(number % count == 0 for number in heads)]
 
 
-def activation_bytes(shape: ModelShape, step_tokens: int, tp: int) -> int:
+def activation_bytes(shape: ModelSpec, step_tokens: int, tp: int) -> int:
     """The peak of a step: the residual stream, a layer's inner width, and rows of logits."""
     inner = max((_inner_width(shape, layer.ffn) for layer in shape.layers), default=0)
     rows = step_tokens * (3 * shape.hidden_size + inner / tp) * ACTIVATION_BYTES
@@ -117,7 +112,7 @@ def activation_bytes(shape: ModelShape, step_tokens: int, tp: int) -> int:
 
 
 def _on_a_chip(
-    shape: ModelShape,
+    shape: ModelSpec,
     chip: Chip,
     precision: Precision | str,
     kv_precision: str,
@@ -144,39 +139,39 @@ def _on_a_chip(
 
 
 def _kv_on_a_chip(
-    shape: ModelShape, length: int, kv_bytes: float, tp: int, whole_windows: bool = False
+    shape: ModelSpec, length: int, kv_bytes: float, tp: int, whole_windows: bool = False
 ) -> float:
     total = 0.0
     for layer, count in shape.kinds:
-        attention = layer.attention
+        attention = layer.mixer
         if attention is None:
             continue
         kept = attention.kept_bytes(length, kv_bytes)
-        if whole_windows and isinstance(attention, FullAttention):
+        if whole_windows and isinstance(attention, Attention):
             kept = length * attention.kv_elements * kv_bytes
         total += count * kept * kv_share(attention, tp)
     return total
 
 
-def _sizes(shape: ModelShape, chip: Chip) -> list[int]:
+def _sizes(shape: ModelSpec, chip: Chip) -> list[int]:
     """Group sizes to try: divisors of the heads within the link's reach, then multiples of those."""
     widest = _widest(shape, chip)
     within = [count for count in tp_sizes(shape) if count <= widest]
     return within + [widest * stages for stages in range(2, min(len(shape.layers), MOST_CHIPS // widest) + 1)]
 
 
-def _widest(shape: ModelShape, chip: Chip) -> int:
+def _widest(shape: ModelSpec, chip: Chip) -> int:
     """The largest tensor-parallel group that the link reaches."""
     return max(count for count in tp_sizes(shape) if count <= chip.link_domain)
 
 
-def _heads(attention: Attention) -> int:
+def _heads(attention: Mixer) -> int:
     return attention.key_heads if isinstance(attention, LinearAttention) else attention.heads
 
 
-def _inner_width(shape: ModelShape, ffn: DenseFfn | Experts | None) -> int:
+def _inner_width(shape: ModelSpec, ffn: Dense | Experts | None) -> int:
     if ffn is None:
         return 0
-    if isinstance(ffn, DenseFfn):
+    if isinstance(ffn, Dense):
         return 2 * ffn.size
     return ffn.per_token * (2 * ffn.size + (ffn.latent_size or shape.hidden_size)) + 2 * ffn.shared_size

@@ -10,18 +10,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from ridgeline.models.shapes import (
-    Attention,
-    CompressedAttention,
-    Experts,
-    FullAttention,
-    LatentAttention,
-    LayerShape,
-    ModelShape,
-    Precision,
-    as_precision,
-    bytes_of,
-)
+from ridgeline.models.spec.ffn import Experts
+from ridgeline.models.spec.layer_spec import LayerSpec
+from ridgeline.models.spec.mixers import Attention, CompressedAttention, LatentAttention, Mixer
+from ridgeline.models.spec.model_spec import ModelSpec
+from ridgeline.models.spec.precision import Precision, as_precision, bytes_of
 
 Phase = Literal["prefill", "decode"]
 
@@ -53,7 +46,7 @@ class OperatorCost:
 
 
 def operators(
-    shape: ModelShape,
+    shape: ModelSpec,
     phase: Phase,
     batch: int,
     new_tokens: int,
@@ -81,7 +74,7 @@ def operators(
     return [costs[name] for name in ORDER if name in costs]
 
 
-def kv_share(attention: Attention, tp: int) -> float:
+def kv_share(attention: Mixer, tp: int) -> float:
     """The share of a layer's cache that each of `tp` chips stores and reads.
 
     Heads are split; with fewer KV heads than chips some chips store the same ones. The latent vector of MLA
@@ -89,7 +82,7 @@ def kv_share(attention: Attention, tp: int) -> float:
     """
     if isinstance(attention, LatentAttention | CompressedAttention):
         return 1.0
-    if isinstance(attention, FullAttention):
+    if isinstance(attention, Attention):
         return 1 / min(tp, attention.kv_heads)
     return 1 / tp
 
@@ -113,20 +106,20 @@ class _Step:
     def tokens(self) -> int:
         return self.batch * self.each
 
-    def layer(self, layer: LayerShape) -> list[OperatorCost]:
+    def layer(self, layer: LayerSpec) -> list[OperatorCost]:
         costs = []
         halves = 0
-        if layer.attention is not None:
+        if layer.mixer is not None:
             halves += 1
             costs += [
-                self.matrix("qkv", layer.attention.input_matrix(self.hidden), self.precision.attention),
-                self.mixing(layer.attention),
-                self.matrix("o", layer.attention.output_matrix(self.hidden), self.precision.attention),
+                self.matrix("qkv", layer.mixer.input_matrix(self.hidden), self.precision.attention),
+                self.mixing(layer.mixer),
+                self.matrix("o", layer.mixer.output_matrix(self.hidden), self.precision.attention),
             ]
         if layer.ffn is not None:
             halves += 1
             costs += self.feed_forward(layer)
-        moved = 2 * layer.norms * self.tokens * self.hidden * ACTIVATION_BYTES
+        moved = 2 * layer.norm_count * self.tokens * self.hidden * ACTIVATION_BYTES
         costs.append(OperatorCost("norms", 0.0, moved))
         if self.tp > 1:
             sent = halves * all_reduce_bytes(self.tokens, self.hidden, self.tp)
@@ -140,7 +133,7 @@ class _Step:
         stored = weights * bytes_of(weight_format) / self.tp
         return OperatorCost(name, 2 * rows * weights / self.tp, stored + moved, weight_format)
 
-    def mixing(self, attention: Attention) -> OperatorCost:
+    def mixing(self, attention: Mixer) -> OperatorCost:
         """Reads the cache once and writes the new tokens' entries; queries and outputs pass through."""
         length = self.context + self.each
         if self.each == 1:
@@ -153,7 +146,7 @@ class _Step:
         flops = self.batch * attention.flops(self.each, self.context) / self.tp
         return OperatorCost("attention", flops, cache + passing * ACTIVATION_BYTES)
 
-    def feed_forward(self, layer: LayerShape) -> list[OperatorCost]:
+    def feed_forward(self, layer: LayerSpec) -> list[OperatorCost]:
         ffn = layer.ffn
         costs = []
         if dense := layer.dense(self.hidden):

@@ -14,7 +14,10 @@ from ridgeline.lab.hardware import Chip
 from ridgeline.lab.perfmodel.memory import MemoryNeeds, memory_plan, tp_sizes
 from ridgeline.lab.perfmodel.operators import ACTIVATION_BYTES, Phase, all_reduce_bytes, operators
 from ridgeline.lab.perfmodel.roofline import roofline
-from ridgeline.models.shapes import Experts, LatentAttention, ModelShape, Precision
+from ridgeline.models.spec.ffn import Experts
+from ridgeline.models.spec.mixers import LatentAttention
+from ridgeline.models.spec.model_spec import ModelSpec
+from ridgeline.models.spec.precision import Precision
 
 # Matrix units work on tiles of 128 columns, and block-wise formats scale 128 at a time.
 THINNEST_SLICE = 128
@@ -38,7 +41,7 @@ class ParallelChoice:
 
 
 def choose_parallel(
-    shape: ModelShape,
+    shape: ModelSpec,
     chip: Chip,
     precision: Precision | str,
     kv_precision: str = "bfloat16",
@@ -77,7 +80,7 @@ def choose_parallel(
     )
 
 
-def _candidates(shape: ModelShape, chip: Chip, most_gpus: int | None) -> list[tuple[int, int]]:
+def _candidates(shape: ModelSpec, chip: Chip, most_gpus: int | None) -> list[tuple[int, int]]:
     """(tp, pp): tensor parallel within the link's reach, pipeline stages beyond it."""
     reach = chip.link_domain
     if reach == 1 and chip.link_bytes_per_s:  # cards: `most_gpus` of them are in one machine
@@ -92,7 +95,7 @@ def _candidates(shape: ModelShape, chip: Chip, most_gpus: int | None) -> list[tu
 
 
 def _explained(
-    shape: ModelShape,
+    shape: ModelSpec,
     chip: Chip,
     precision: Precision | str,
     kv_precision: str,
@@ -118,7 +121,7 @@ def _explained(
     if pp > 1:
         parts.append(_stage_reason(shape, chip, tp, pp))
     parts += experts
-    if tp > 1 and any(isinstance(layer.attention, LatentAttention) for layer in shape.layers):
+    if tp > 1 and any(isinstance(layer.mixer, LatentAttention) for layer in shape.layers):
         parts.append(
             f"each of the {tp} chips keeps the whole latent cache, since all heads share it: with many "
             "requests, use data parallel attention (separate requests per chip) instead"
@@ -126,7 +129,7 @@ def _explained(
     return ParallelChoice(tp, pp, ep, "; ".join(parts), found)
 
 
-def expert_split(shape: ModelShape, tp: int) -> tuple[int, list[str]]:
+def expert_split(shape: ModelSpec, tp: int) -> tuple[int, list[str]]:
     """(ep, why): whole experts if a `tp`-th of one is thinner than a tile or does not divide."""
     experts = next((layer.ffn for layer in shape.layers if isinstance(layer.ffn, Experts)), None)
     if experts is None or tp == 1:
@@ -141,7 +144,7 @@ def expert_split(shape: ModelShape, tp: int) -> tuple[int, list[str]]:
 
 
 def _tensor_reason(
-    shape: ModelShape, chip: Chip, precision: Precision | str, kv_precision: str, tp: int, context: int
+    shape: ModelSpec, chip: Chip, precision: Precision | str, kv_precision: str, tp: int, context: int
 ) -> str:
     shares = []
     passes: tuple[tuple[Phase, int], ...] = (("decode", 1), ("prefill", PREFILL_CHUNK))
@@ -162,7 +165,7 @@ def _tensor_reason(
     return text
 
 
-def _stage_reason(shape: ModelShape, chip: Chip, tp: int, pp: int) -> str:
+def _stage_reason(shape: ModelSpec, chip: Chip, tp: int, pp: int) -> str:
     """A stage passes on one activation; an all-reduce across nodes would send it twice per layer."""
     rate = chip.internode_bytes_per_s or 0.0
     handed = PREFILL_CHUNK * shape.hidden_size * ACTIVATION_BYTES * (pp - 1) / tp / rate

@@ -13,7 +13,8 @@ from typing import Literal
 from ridgeline.lab.errors import BadInput
 from ridgeline.lab.hardware import Chip
 from ridgeline.lab.perfmodel.operators import OperatorCost, Phase, operators
-from ridgeline.models.shapes import ModelShape, Precision, as_precision
+from ridgeline.models.spec.model_spec import ModelSpec
+from ridgeline.models.spec.precision import Precision, as_precision
 
 Bound = Literal["memory", "compute", "link"]
 
@@ -92,7 +93,7 @@ def roofline(costs: Sequence[OperatorCost], chip: Chip) -> Roofline:
 
 
 def study(
-    shape: ModelShape,
+    shape: ModelSpec,
     chip: Chip,
     phase: Phase,
     batch: int,
@@ -109,7 +110,7 @@ def study(
 
 @dataclass(frozen=True, slots=True)
 class _Pass:
-    shape: ModelShape
+    shape: ModelSpec
     chip: Chip
     phase: Phase
     batch: int

@@ -13,10 +13,10 @@ from ridgeline.lab.hardware import Chip
 from ridgeline.models.errors import ModelError
 from ridgeline.models.files.hub import fetch_config, hub_id
 from ridgeline.models.files.registry import find_known, resolve
-from ridgeline.models.shapes import Precision
-from ridgeline.models.shapes.read import published_for, spec_of
 from ridgeline.models.spec.families import check_servable
+from ridgeline.models.spec.find_spec import published_for, spec_of
 from ridgeline.models.spec.model_spec import ModelSpec
+from ridgeline.models.spec.precision import Precision
 from ridgeline.models.spec.read_spec import read_spec
 
 SIXTEEN_BITS = ("bfloat16", "float16")

@@ -30,7 +30,7 @@ from ridgeline.lab.plan.sharing import sharing
 from ridgeline.lab.plan.times import times_of
 from ridgeline.lab.prediction import Interval
 from ridgeline.lab.traffic.request import Traffic
-from ridgeline.models.shapes import Precision
+from ridgeline.models.spec.precision import Precision
 
 Report = Callable[[str], None]
 OPEN_RATE = 0.9  # of the capacity, if no rate was given

@@ -24,13 +24,13 @@ from ridgeline.lab.plan.sharing import Sharing
 from ridgeline.lab.prediction import Interval
 from ridgeline.lab.slo import Slo
 from ridgeline.models.files.hub import hub_id
-from ridgeline.models.shapes import ModelShape
+from ridgeline.models.spec.model_spec import ModelSpec
 
 
 @dataclass(frozen=True, slots=True)
 class PlanRequest:
     model: str  # as given
-    shape: ModelShape
+    shape: ModelSpec
     chip: Chip
     demand: Demand
     slo: Slo

@@ -20,7 +20,8 @@ from ridgeline.lab.perfmodel.parallel import expert_split
 from ridgeline.lab.plan.demand import Demand
 from ridgeline.lab.prediction import Interval
 from ridgeline.lab.slo import Slo
-from ridgeline.models.shapes import ModelShape, Precision
+from ridgeline.models.spec.model_spec import ModelSpec
+from ridgeline.models.spec.precision import Precision
 
 HEADROOM = 0.8  # of a replica's capacity; above it, queues grow unpredictably
 MAX_BATCH = 1024
@@ -64,7 +65,7 @@ class RejectedCandidate:
 
 
 def candidates(
-    shape: ModelShape,
+    shape: ModelSpec,
     chip: Chip,
     demand: Demand,
     slo: Slo,
@@ -205,12 +206,12 @@ def ttft_reason(deployment: Deployment, alone: Interval, isl: int) -> str:
     )
 
 
-def splits(shape: ModelShape, chip: Chip, backend: str, gpus_max: int) -> Iterator[tuple[int, int]]:
+def splits(shape: ModelSpec, chip: Chip, backend: str, gpus_max: int) -> Iterator[tuple[int, int]]:
     """(tp, pp) to try: tensor parallel within the fast link's reach, pipelines beyond."""
     if backend == "ridgeline":
         yield 1, 1
         return
-    heads = [getattr(kind.attention, "heads", 0) for kind, _ in shape.kinds if kind.attention is not None]
+    heads = [getattr(kind.mixer, "heads", 0) for kind, _ in shape.kinds if kind.mixer is not None]
     reach = min(gpus_max, chip.link_domain)
     sizes = [tp for tp in TP_SIZES if tp <= reach and all(count % tp == 0 for count in heads)]
     yield from ((tp, 1) for tp in sizes)

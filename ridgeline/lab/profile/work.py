@@ -11,7 +11,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from ridgeline.models.spec.model_spec import BYTES_PER_PARAMETER, ModelSpec
+from ridgeline.models.spec.model_spec import ModelSpec
+from ridgeline.models.spec.precision import BYTES_PER_PARAMETER
 from ridgeline.telemetry.stats import StepRecord
 
 if TYPE_CHECKING:
@@ -140,5 +141,5 @@ def _mean_read(end: float, chunk: float, spec: ModelSpec) -> float:
     """KV tokens that a chunk's queries attend to together: the chunk, and before it as far as its first query
     sees.
     """
-    seen = (min(end, (layer.window or end) + chunk - 1) for layer in spec.layers)
+    seen = (min(end, (mixer.window or end) + chunk - 1) for mixer in spec.attentions)
     return sum(seen) / spec.num_layers

@@ -14,9 +14,12 @@ import torch
 from torch import Tensor
 
 from ridgeline.models.decoders.cuda_buffers import Buffers
-from ridgeline.models.spec.model_spec import LayerSpec, ModelSpec
+from ridgeline.models.spec.ffn import Dense
+from ridgeline.models.spec.mixers import Attention
+from ridgeline.models.spec.model_spec import ModelSpec
+from ridgeline.models.spec.rope import RopeSpec
 from ridgeline.models.spec.rope_tables import rope_tables
-from ridgeline.models.weights.torch_weights import DecoderWeights, LayerWeights
+from ridgeline.models.weights.torch_weights import DecoderWeights, LayerWeights, there
 from ridgeline.ops.cuda.attention.decode_attention import decode_attention, decode_splits
 from ridgeline.ops.cuda.attention.prefill_attention import prefill_attention
 from ridgeline.ops.cuda.attention.prefill_plan import PrefillViews
@@ -68,8 +71,12 @@ class CudaDecoder:
         self.kv = kv
         self.buffers = buffers
         self.deterministic = deterministic
+        ffn = spec.layers[0].ffn
+        assert isinstance(ffn, Dense), "coverage refuses other kinds"
+        assert ffn.activation == "silu" or ffn.activation == "gelu_tanh"
+        self._activation = ffn.activation
         device = weights.embed.device
-        self._ropes = {
+        self._ropes: dict[RopeSpec | None, tuple[Tensor, Tensor]] = {
             rope: (torch.from_numpy(cos).to(device), torch.from_numpy(sin).to(device))
             for rope, (cos, sin) in rope_tables(spec, max_context, weights.rope_divisors).items()
         }
@@ -78,25 +85,28 @@ class CudaDecoder:
         """Compute the step's tokens, write their KV, and return logits [num_logits, vocab] in the model's
         dtype, valid until the next call. The hidden states of all `logit_rows` are then in buffers.normed.
         """
-        fuses = uses_gemv(step.num_tokens, deterministic=self.deterministic) and not self.spec.post_norms
+        fuses = (
+            uses_gemv(step.num_tokens, deterministic=self.deterministic)
+            and not self.spec.layers[0].norms.after
+        )
         if step.only_decodes and fuses:
             return self._forward_few(step)
-        spec, weights, buffers, eps = self.spec, self.weights, self.buffers, self.spec.norm_eps
+        spec, weights, buffers, eps = self.spec, self.weights, self.buffers, self.spec.norm.eps
         tokens = step.num_tokens
         residual, normed = buffers.residual[:tokens], buffers.normed[:tokens]
         # In deterministic mode a sum over a row must not depend on the number of rows.
         tile = norm_tile(1, spec.hidden_size) if self.deterministic else None
-        scale, first = spec.embedding_scale, weights.layers[0].attn_norm
+        scale, first = spec.embedding_scale, there(weights.layers[0].attn_norm)
         embed_norm(step.token_ids, weights.embed, scale, first, eps, residual, normed, tile=tile)
-        next_norms = [*(layer.attn_norm for layer in weights.layers[1:]), weights.final_norm]
-        for number, (layer, w) in enumerate(zip(spec.layers, weights.layers, strict=True)):
+        next_norms = [*(there(layer.attn_norm) for layer in weights.layers[1:]), weights.final_norm]
+        for number, (mixer, w) in enumerate(zip(spec.attentions, weights.layers, strict=True)):
             qkv = self._project(normed, w.qkv, buffers.qkv, step)
-            self._attend(qkv, layer, w, self.kv[number], step)
+            self._attend(qkv, mixer, w, self.kv[number], step)
             branch = self._project(buffers.attended[:tokens], w.o, buffers.branch, step)
             add_norm(
                 branch,
                 residual,
-                w.ffn_norm,
+                there(w.ffn_norm),
                 eps,
                 normed,
                 bias=w.o_bias,
@@ -104,7 +114,7 @@ class CudaDecoder:
                 tile=tile,
             )
             self._gate(normed, w)
-            branch = self._project(buffers.gated[:tokens], w.down, buffers.branch, step)
+            branch = self._project(buffers.gated[:tokens], there(w.down), buffers.branch, step)
             rows = step.logit_rows if number == spec.num_layers - 1 else None
             add_norm(
                 branch,
@@ -134,28 +144,34 @@ class CudaDecoder:
     # ── few rows: five kernels per layer, norms inside the products ─────────────────────────────────────
 
     def _forward_few(self, step: DeviceStep) -> Tensor:
-        spec, weights, buffers, eps = self.spec, self.weights, self.buffers, self.spec.norm_eps
+        spec, weights, buffers, eps = self.spec, self.weights, self.buffers, self.spec.norm.eps
         rows = step.num_tokens
         residual, normed, gates = buffers.residual[:rows], buffers.normed[:rows], buffers.gated[:rows]
         qkv, attended = buffers.qkv[:rows], buffers.attended[:rows]
         first = weights.layers[0]
         embed_norm(
-            step.token_ids, weights.embed, spec.embedding_scale, first.attn_norm, eps, residual, normed
+            step.token_ids,
+            weights.embed,
+            spec.embedding_scale,
+            there(first.attn_norm),
+            eps,
+            residual,
+            normed,
         )
-        for number, (layer, w) in enumerate(zip(spec.layers, weights.layers, strict=True)):
+        for number, (mixer, w) in enumerate(zip(spec.attentions, weights.layers, strict=True)):
             gemv(residual, w.qkv, qkv, norm_weight=w.attn_norm, eps=eps, bias=w.qkv_bias)
-            self._attend_decodes(qkv, layer, w, self.kv[number], step, bias=None)
+            self._attend_decodes(qkv, mixer, w, self.kv[number], step, bias=None)
             gemv(attended, w.o, None, residual=residual, bias=w.o_bias)
             gemv(
                 residual,
-                w.gate_up,
+                there(w.gate_up),
                 gates,
                 norm_weight=w.ffn_norm,
                 eps=eps,
-                activation=spec.activation,
+                activation=self._activation,
                 bias=w.gate_up_bias,
             )
-            gemv(gates, w.down, None, residual=residual, bias=w.down_bias)
+            gemv(gates, there(w.down), None, residual=residual, bias=w.down_bias)
         logits = buffers.logits[:rows]
         gemv(residual, weights.lm_head, logits, norm_weight=weights.final_norm, eps=eps)
         return self._capped(logits)
@@ -179,25 +195,25 @@ class CudaDecoder:
         tokens = len(normed)
         gate_up(
             normed,
-            w.gate_up,
+            there(w.gate_up),
             self.buffers.gated[:tokens],
-            self.spec.activation,
+            self._activation,
             bias=w.gate_up_bias,
             scratch=self.buffers.gate_up[:tokens],
             deterministic=self.deterministic,
         )
 
-    def _attend(self, qkv: Tensor, layer: LayerSpec, w: LayerWeights, kv: Tensor, step: DeviceStep) -> None:
+    def _attend(self, qkv: Tensor, mixer: Attention, w: LayerWeights, kv: Tensor, step: DeviceStep) -> None:
         """Compute buffers.attended for all rows, and write their keys and values to the cache."""
         if step.only_decodes:
-            self._attend_decodes(qkv, layer, w, kv, step, bias=w.qkv_bias)
+            self._attend_decodes(qkv, mixer, w, kv, step, bias=w.qkv_bias)
             return
         spec, decodes, tokens = self.spec, step.num_decodes, step.num_tokens
         q = self.buffers.q[:tokens].view(tokens, spec.num_heads, spec.head_dim)
         attended = self.buffers.attended[:tokens].view_as(q)
-        cos, sin = self._ropes[layer.rope]
+        cos, sin = self._ropes[mixer.rope]
         if decodes:
-            self._attend_decodes(qkv[:decodes], layer, w, kv, step, bias=w.qkv_bias)
+            self._attend_decodes(qkv[:decodes], mixer, w, kv, step, bias=w.qkv_bias)
         rope_write(
             qkv[decodes:],
             q[decodes:],
@@ -210,7 +226,7 @@ class CudaDecoder:
             num_kv_heads=spec.num_kv_heads,
             q_norm=w.q_norm,
             k_norm=w.k_norm,
-            eps=spec.norm_eps,
+            eps=spec.norm.eps,
             bias=w.qkv_bias,
         )
         assert step.prefill is not None
@@ -221,25 +237,25 @@ class CudaDecoder:
             step.prefill,
             attended,
             self.buffers.prefill,
-            scale=spec.attention_scale,
-            window=layer.window,
-            softcap=spec.attention_softcap,
+            scale=mixer.scale,
+            window=mixer.window,
+            softcap=mixer.softcap,
             deterministic=self.deterministic,
         )
 
     def _attend_decodes(
         self,
         qkv: Tensor,
-        layer: LayerSpec,
+        mixer: Attention,
         w: LayerWeights,
         kv: Tensor,
         step: DeviceStep,
         bias: Tensor | None,
     ) -> None:
         spec, rows = self.spec, step.num_decodes
-        cos, sin = self._ropes[layer.rope]
+        cos, sin = self._ropes[mixer.rope]
         splits = decode_splits(rows, spec.num_kv_heads)
-        prefix = step.prefix if layer.window is None else None
+        prefix = step.prefix if mixer.window is None else None
         if prefix is not None:
             shared_prefix_attention(
                 qkv,
@@ -251,14 +267,14 @@ class CudaDecoder:
                 sin,
                 self.buffers.decode,
                 prefix,
-                scale=spec.attention_scale,
+                scale=mixer.scale,
                 num_heads=spec.num_heads,
                 num_kv_heads=spec.num_kv_heads,
                 splits=splits,
                 q_norm=w.q_norm,
-                eps=spec.norm_eps,
+                eps=spec.norm.eps,
                 bias=bias,
-                softcap=spec.attention_softcap,
+                softcap=mixer.softcap,
             )
         decode_attention(
             qkv,
@@ -271,15 +287,15 @@ class CudaDecoder:
             sin,
             self.buffers.attended[:rows].view(rows, spec.num_heads, spec.head_dim),
             self.buffers.decode,
-            scale=spec.attention_scale,
+            scale=mixer.scale,
             num_heads=spec.num_heads,
             num_kv_heads=spec.num_kv_heads,
             splits=splits,
             q_norm=w.q_norm,
             k_norm=w.k_norm,
-            eps=spec.norm_eps,
+            eps=spec.norm.eps,
             bias=bias,
-            window=layer.window,
-            softcap=spec.attention_softcap,
+            window=mixer.window,
+            softcap=mixer.softcap,
             prefix=prefix,
         )

@@ -32,7 +32,7 @@ def workspace(
     blocks = -(-max_context // BLOCK_TOKENS)
     hidden, ffn, head = spec.hidden_size, spec.ffn_size, spec.head_dim
     heads, qkv = spec.num_heads * head, (spec.num_heads + 2 * spec.num_kv_heads) * head
-    ropes = {layer.rope for layer in spec.layers}
+    ropes = {mixer.rope for mixer in spec.attentions if mixer.rope is not None}
     return {
         "residual": tokens * hidden * dtype_bytes,
         "normed": (tokens + rows) * hidden * dtype_bytes,

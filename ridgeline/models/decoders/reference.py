@@ -1,4 +1,4 @@
-"""The decoder: one implementation for every dense family, configured by the flags of its ModelSpec.
+"""The decoder in torch: the reference for every family, configured by its ModelSpec.
 
 The runner calls `forward` once per step, under torch.inference_mode. The decoder owns weights and rotary
 tables; the caller owns the KV cache. The backend implements each op.
@@ -6,18 +6,16 @@ tables; the caller owns the KV cache. The backend implements each op.
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 from torch import Tensor
 
-from ridgeline.models.spec.model_spec import LayerSpec, ModelSpec, RopeSpec
+from ridgeline.models.decoders.reference_layers import Layer, Rotation, StepContext, build_norm
+from ridgeline.models.spec.model_spec import ModelSpec
+from ridgeline.models.spec.rope import RopeSpec
 from ridgeline.models.spec.rope_tables import rope_tables
-from ridgeline.models.weights.torch_weights import DecoderWeights, LayerWeights
+from ridgeline.models.weights.torch_weights import DecoderWeights
 from ridgeline.ops.backend import Backend
 from ridgeline.ops.inputs import StepInputs
-
-Rotation = tuple[Tensor, Tensor]  # cos, sin
 
 
 class Decoder:
@@ -35,6 +33,11 @@ class Decoder:
             rope: (torch.from_numpy(cos).to(device), torch.from_numpy(sin).to(device))
             for rope, (cos, sin) in rope_tables(spec, self.max_context, weights.rope_divisors).items()
         }
+        self._layers = [
+            Layer(spec, layer, layer_weights, backend)
+            for layer, layer_weights in zip(spec.layers, weights.layers, strict=True)
+        ]
+        self._final_norm = build_norm(backend, spec.norm, weights.final_norm, weights.final_norm_bias)
 
     def forward(self, inputs: StepInputs, kv_cache: list[Tensor]) -> Tensor:
         """Compute the step's tokens, write their KV, and return float32 logits [L, vocab] of logit_rows."""
@@ -43,56 +46,21 @@ class Decoder:
             rope: (cos[inputs.positions], sin[inputs.positions])
             for rope, (cos, sin) in self._rope_tables.items()
         }
-        plans = {window: ops.plan_attention(inputs, window) for window in {s.window for s in spec.layers}}
+        windows = {(mixer.window, mixer.chunked) for mixer in spec.attentions}
+        plans = {window: ops.plan_attention(inputs, *window) for window in windows}
+        context = StepContext(inputs, rotations, plans)
         x = ops.embed(inputs.token_ids, weights.embed, spec.embedding_scale)
-        for layer, layer_weights, kv in zip(spec.layers, weights.layers, kv_cache, strict=True):
-            x = x + self._attention(x, layer, layer_weights, kv, inputs, rotations, plans)
-            x = x + self._mlp(x, layer_weights)
+        if weights.positions is not None:
+            x = x + weights.positions[inputs.positions]
+        for layer, kv in zip(self._layers, kv_cache, strict=True):
+            x = layer.forward(x, kv, context)
         return self._logits(x[inputs.logit_rows])
 
-    def _attention(
-        self,
-        x: Tensor,
-        layer: LayerSpec,
-        weights: LayerWeights,
-        kv: Tensor,
-        inputs: StepInputs,
-        rotations: dict[RopeSpec, Rotation],
-        plans: dict[int | None, Any],
-    ) -> Tensor:
-        spec, ops = self.spec, self.ops
-        normed = ops.rms_norm(x, weights.attn_norm, spec.norm_eps)
-        qkv = ops.linear(normed, weights.qkv, weights.qkv_bias).view(len(x), -1, spec.head_dim)
-        q, k, v = torch.split(qkv, [spec.num_heads, spec.num_kv_heads, spec.num_kv_heads], dim=1)
-        if weights.q_norm is not None and weights.k_norm is not None:
-            q = ops.rms_norm(q, weights.q_norm, spec.norm_eps)
-            k = ops.rms_norm(k, weights.k_norm, spec.norm_eps)
-        cos, sin = rotations[layer.rope]
-        q, k = ops.apply_rope(q, cos, sin), ops.apply_rope(k, cos, sin)
-        ops.write_kv(k, v, kv, inputs.slots)
-        out = ops.paged_attention(q, kv, plans[layer.window], spec.attention_scale, spec.attention_softcap)
-        out = ops.linear(out.view(len(x), -1), weights.o, weights.o_bias)
-        if weights.post_attn_norm is not None:
-            out = ops.rms_norm(out, weights.post_attn_norm, spec.norm_eps)
-        return out
-
-    def _mlp(self, x: Tensor, weights: LayerWeights) -> Tensor:
-        spec, ops = self.spec, self.ops
-        out = ops.gated_mlp(
-            ops.rms_norm(x, weights.ffn_norm, spec.norm_eps),
-            weights.gate_up,
-            weights.down,
-            spec.activation,
-            weights.gate_up_bias,
-            weights.down_bias,
-        )
-        if weights.post_ffn_norm is not None:
-            out = ops.rms_norm(out, weights.post_ffn_norm, spec.norm_eps)
-        return out
-
     def _logits(self, x: Tensor) -> Tensor:
-        normed = self.ops.rms_norm(x, self.weights.final_norm, self.spec.norm_eps)
-        logits = self.ops.linear(normed, self.weights.lm_head).float()
+        normed = self._final_norm(x)
+        logits = self.ops.linear(normed, self.weights.lm_head, self.weights.lm_head_bias).float()
+        if self.spec.logit_scale != 1.0:
+            logits = logits * self.spec.logit_scale
         cap = self.spec.logit_softcap
         return logits if cap is None else cap * torch.tanh(logits / cap)
 

@@ -6,7 +6,9 @@ from collections import Counter
 
 from ridgeline.models.errors import UnsupportedModel
 from ridgeline.models.spec.families import check_servable
-from ridgeline.models.spec.model_spec import ModelSpec, RopeSpec
+from ridgeline.models.spec.ffn import Experts, Ffn
+from ridgeline.models.spec.model_spec import ModelSpec
+from ridgeline.models.spec.rope import RopeSpec
 
 PROMPT_TOKENS = 512  # the prompt whose mean prefill cost is shown
 FEW_TOKENS = 1024  # the context whose decode cost is shown
@@ -19,7 +21,7 @@ def describe(spec: ModelSpec) -> list[tuple[str, str]]:
 
 def _identity(spec: ModelSpec) -> list[tuple[str, str]]:
     lines = [("name", spec.name), ("family", spec.family), ("parameters", count_text(spec.parameters))]
-    if spec.moe is not None:
+    if spec.is_mixture:
         lines.append(("active per token", count_text(spec.active_parameters)))
     lines.append(("stored as", _stored(spec)))
     for label, precision in (("at bf16", "bfloat16"), ("at 8 bits", "int8"), ("at 4 bits", "int4")):
@@ -29,28 +31,27 @@ def _identity(spec: ModelSpec) -> list[tuple[str, str]]:
 
 
 def _shape(spec: ModelSpec) -> list[tuple[str, str]]:
+    attention = spec.attentions[0]
     heads = f"{spec.num_heads} query, {spec.num_kv_heads} KV, of {spec.head_dim}"
-    ffn = f"{spec.ffn_size:,} ({spec.activation})"
-    if spec.moe is not None:
-        ffn = (
-            f"{spec.moe.experts_per_token} of {spec.moe.num_experts} experts of {spec.moe.expert_ffn_size:,} "
-            f"({spec.activation})"
-        )
     tied = "tied to the embeddings" if spec.tied_embeddings else "separate"
     biases = [
         words
-        for words, there in (("q, k, v", spec.qkv_bias), ("output", spec.output_bias), ("FFN", spec.mlp_bias))
+        for words, there in (
+            ("q, k, v", attention.qkv_bias),
+            ("output", attention.output_bias),
+            ("FFN", any(layer.ffn is not None and layer.ffn.bias for layer in spec.layers)),
+        )
         if there
     ]
     return [
         ("layers", f"{spec.num_layers}"),
         ("hidden", f"{spec.hidden_size:,}"),
         ("heads", heads),
-        ("FFN", ffn),
-        ("QK-norm", "yes" if spec.qk_norm else "no"),
+        ("FFN", "; ".join(dict.fromkeys(_ffn(layer.ffn) for layer in spec.layers))),
+        ("QK-norm", {"": "no", "head": "yes", "projection": "over the whole projection"}[attention.qk_norm]),
         ("biases", ", ".join(biases) or "none"),
         ("attention", _attention(spec)),
-        ("rope", "; ".join(dict.fromkeys(_rope(layer.rope) for layer in spec.layers))),
+        ("rope", "; ".join(dict.fromkeys(_rope(mixer.rope) for mixer in spec.attentions))),
         ("context", f"{spec.max_context:,} tokens"),
         ("vocabulary", f"{spec.vocab_size:,}, LM head {tied}"),
         ("special tokens", _special_tokens(spec)),
@@ -92,9 +93,9 @@ def _servable(spec: ModelSpec) -> str:
 
 
 def _attention(spec: ModelSpec) -> str:
-    layers = Counter(layer.window for layer in spec.layers)
+    layers = Counter(mixer.window for mixer in spec.attentions)
     if len(layers) == 1:
-        return _window(spec.layers[0].window)
+        return _window(spec.attentions[0].window)
     return ", ".join(f"{count} layers {_window(window)}" for window, count in layers.items())
 
 
@@ -102,7 +103,17 @@ def _window(window: int | None) -> str:
     return "full" if window is None else f"window of {window:,} tokens"
 
 
-def _rope(rope: RopeSpec) -> str:
+def _ffn(ffn: Ffn | None) -> str:
+    if ffn is None:
+        return "none"
+    if isinstance(ffn, Experts):
+        return f"{ffn.per_token} of {ffn.num} experts of {ffn.size:,} ({ffn.activation})"
+    return f"{ffn.size:,} ({ffn.activation})"
+
+
+def _rope(rope: RopeSpec | None) -> str:
+    if rope is None:
+        return "none"
     text = f"theta {rope.theta:,.0f}"
     if rope.scaling is None:
         return text

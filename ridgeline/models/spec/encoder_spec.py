@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from ridgeline.models.errors import BrokenModel
-from ridgeline.models.spec.model_spec import BYTES_PER_PARAMETER
+from ridgeline.models.spec.precision import BYTES_PER_PARAMETER
 
 EncoderActivation = Literal["gelu", "gelu_tanh", "relu"]
 PoolingMode = Literal["cls", "mean", "max", "mean_sqrt_len", "last"]

@@ -12,6 +12,7 @@ from types import MappingProxyType
 from typing import Any, Literal
 
 from ridgeline.models.errors import UnsupportedModel
+from ridgeline.models.spec.ffn import Experts
 from ridgeline.models.spec.model_spec import ModelSpec
 
 # Which layers a configured sliding window applies to:
@@ -173,11 +174,12 @@ BY_GGUF_ARCHITECTURE: dict[str, Family] = {
 
 def check_servable(spec: ModelSpec) -> None:
     """Reject a model that can be described but not computed yet, with the reason."""
-    if spec.moe is not None:
-        raise UnsupportedModel(
-            f"{spec.name}: mixture of experts is not supported yet "
-            f"({spec.moe.num_experts} experts, {spec.moe.experts_per_token} per token)"
-        )
+    for layer in spec.layers:
+        if isinstance(layer.ffn, Experts):
+            raise UnsupportedModel(
+                f"{spec.name}: mixture of experts is not supported yet "
+                f"({layer.ffn.num} experts, {layer.ffn.per_token} per token)"
+            )
     if spec.weight_format not in SERVED_FORMATS and not spec.weight_format.startswith("gguf:"):
         raise UnsupportedModel(
             f"{spec.name}: weights quantized as {spec.weight_format} are not supported yet; "

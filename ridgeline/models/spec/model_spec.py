@@ -1,265 +1,298 @@
-"""ModelSpec: the only description of a model, read strictly from config.json or GGUF metadata.
+"""ModelSpec: the only description of a model, layer by layer, from config.json or GGUF metadata.
 
-The loader, the engine, the planner and the docs all use these numbers: parameters, bytes, KV bytes per
-token, FLOPs per token. The readers are in `hf_config` and `gguf_config`; `families` is the family table.
+The loader, the backends, the memory plan, the planner and the docs use this object: what is computed, and how
+much of everything there is. `readers` makes it, `families` is the table of served families. A spec can
+describe more than can be served; `families.check_servable` decides. Holds no tensors and reads no files.
 """
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Iterable
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Literal
 
-from ridgeline.models.errors import BrokenModel
-from ridgeline.models.files.gguf import TENSOR_TYPES
+from ridgeline.models.errors import BrokenModel, UnsupportedModel
+from ridgeline.models.spec.ffn import Experts
+from ridgeline.models.spec.layer_spec import LayerSpec
+from ridgeline.models.spec.mixers import Attention
+from ridgeline.models.spec.precision import Precision, as_precision, bytes_of
+from ridgeline.models.spec.rope import RopeSpec
 
-Activation = Literal["silu", "gelu_tanh"]
-RopeScalingKind = Literal["linear", "llama3", "yarn", "dynamic"]
-
-# Bytes per parameter, block scales included: a 4-bit block of 16 (NVFP4) or 32 (MXFP4) has one scale byte;
-# the GGUF types have their own block layout.
-BYTES_PER_PARAMETER: dict[str, float] = {
-    "float32": 4.0,
-    "bfloat16": 2.0,
-    "float16": 2.0,
-    "fp8": 1.0,
-    "int8": 1.0,
-    "int4": 0.5,
-    "nvfp4": 0.5 + 1 / 16,
-    "mxfp4": 0.5 + 1 / 32,
-    **{f"gguf:{name}": nbytes / elements for name, elements, nbytes in TENSOR_TYPES.values()},
-}
+SIXTEEN_BITS = Precision("bfloat16", "bfloat16")
 
 
 @dataclass(frozen=True, slots=True)
-class RopeScaling:
-    """How rotary frequencies are stretched beyond the trained context.
+class NormSpec:
+    """The norm that all layers and the output have."""
 
-    "dynamic" only acts on sequences longer than `original_context`, which is then the model's context.
-    """
-
-    kind: RopeScalingKind
-    factor: float
-    original_context: int | None = None
-    low_freq_factor: float | None = None  # llama3
-    high_freq_factor: float | None = None  # llama3
-    beta_fast: float = 32.0  # yarn
-    beta_slow: float = 1.0  # yarn
-    attention_factor: float | None = None  # yarn; None = 0.1·ln(factor) + 1
+    eps: float = 1e-5
+    kind: Literal["rms", "layer"] = "rms"  # LayerNorm also subtracts the mean
+    bias: bool = False
+    offset: float = 0.0  # Gemma in HF layout stores norms as w, applied as (1 + w); GGUF stores 1 + w
 
 
 @dataclass(frozen=True, slots=True)
-class RopeSpec:
-    theta: float
-    dim: int  # rotated part of each head
-    scaling: RopeScaling | None = None
+class ExtraWeights:
+    """Weights outside the decode path, counted separately."""
+
+    name: str  # "vision tower", "MTP"
+    parameters: int
+    resident: bool  # in memory whenever the model is served; otherwise only on request
 
 
-@dataclass(frozen=True, slots=True)
-class LayerSpec:
-    """The part that can differ from layer to layer."""
-
-    rope: RopeSpec
-    window: int | None = None  # sliding window in tokens; None = full attention
-
-
-@dataclass(frozen=True, slots=True)
-class MoESpec:
-    """Routed experts in place of the dense FFN. Read for counting; not supported for serving."""
-
-    num_experts: int
-    experts_per_token: int
-    expert_ffn_size: int
-    shared_expert_ffn_size: int = 0
-    shared_expert_gate: bool = False  # a learned scalar per token scales the shared expert
-    dense_layers: tuple[int, ...] = ()  # layers that keep the dense FFN
-
-
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class ModelSpec:
     family: str
     name: str
     hidden_size: int
-    num_heads: int
-    num_kv_heads: int
-    head_dim: int
-    ffn_size: int
     vocab_size: int
     max_context: int
-    norm_eps: float
     layers: tuple[LayerSpec, ...]
-    activation: Activation = "silu"
-    qkv_bias: bool = False
-    output_bias: bool = False  # bias on the attention output projection
-    mlp_bias: bool = False
-    qk_norm: bool = False  # RMSNorm over each head of q and k, before rope
-    post_norms: bool = False  # Gemma: norms after attention and after the MLP, before the residual add
-    norm_offset: float = 0.0  # Gemma in HF layout stores norms as w, applied as (1 + w); GGUF stores 1 + w
+    norm: NormSpec = NormSpec()
     embedding_scale: float = 1.0  # Gemma: sqrt(hidden)
-    attention_scale: float = 0.0  # multiplies q·k
+    residual_scale: float = 1.0  # Granite: multiplies what a layer's parts add to the residual
+    logit_scale: float = 1.0  # Cohere, Granite: multiplies the logits, before a softcap
     logit_softcap: float | None = None
-    attention_softcap: float | None = None
+    learned_positions: int = 0  # GPT-2: rows of a table that is added to the embeddings
     tied_embeddings: bool = True
+    head_bias: bool = False
     bos_id: int | None = None
     eos_ids: tuple[int, ...] = ()
     pad_id: int | None = None
-    moe: MoESpec | None = None
     weight_format: str = "float32"  # as stored: float32, float16, bfloat16, fp8, gguf:Q4_1, …
+    stored: Precision = SIXTEEN_BITS  # the same by part, as `find_spec` reads it
     stored_bytes: int | None = None  # size of the weights on disk, if the files were read
+    extra_parameters: tuple[ExtraWeights, ...] = ()
+    other: int = 0  # parameters besides layers, embeddings and final norm
     notes: tuple[str, ...] = ()  # what the reader left out, for display
 
     def __post_init__(self) -> None:
-        sizes = (
-            "hidden_size",
-            "num_heads",
-            "num_kv_heads",
-            "head_dim",
-            "ffn_size",
-            "vocab_size",
-            "max_context",
-        )
-        for size in (*sizes, "num_layers"):
+        for size in ("hidden_size", "vocab_size", "max_context", "num_layers"):
             if getattr(self, size) < 1:
                 raise BrokenModel(f"{self.name}: {size} is {getattr(self, size)}; it must be at least 1")
-        if self.num_heads % self.num_kv_heads:
-            raise BrokenModel(
-                f"{self.name}: {self.num_heads} heads is not a multiple of {self.num_kv_heads} KV heads"
-            )
-        for rope in {layer.rope for layer in self.layers}:
-            if rope.dim % 2 or not 0 < rope.dim <= self.head_dim:
-                raise BrokenModel(
-                    f"{self.name}: rotary size {rope.dim} must be even and at most head_dim {self.head_dim}"
-                )
+
+    @cached_property
+    def kinds(self) -> tuple[tuple[LayerSpec, int], ...]:
+        """Each different layer with the number of times it occurs."""
+        return tuple(Counter(self.layers).items())
+
+    # ---- parameters ----
+
+    @cached_property
+    def parameters(self) -> int:
+        """All parameters without extras: embeddings, layers, final norm, LM head unless tied."""
+        matrices = self.projection_parameters + self.dense_parameters + self.expert_parameters
+        return self.embedding_parameters + matrices + self.small_parameters
+
+    @cached_property
+    def active_parameters(self) -> int:
+        """`parameters` with only the experts that one token uses."""
+        chosen = sum(
+            count * layer.ffn.per_token * layer.ffn.one_expert(self.hidden_size)
+            for layer, count in self.kinds
+            if isinstance(layer.ffn, Experts)
+        )
+        return self.parameters - self.expert_parameters + chosen
+
+    @property
+    def embedding_parameters(self) -> int:
+        tables = 1 if self.tied_embeddings else 2
+        return (tables * self.vocab_size + self.learned_positions) * self.hidden_size
+
+    @cached_property
+    def projection_parameters(self) -> int:
+        """Matrices of attention, linear attention and state-space layers."""
+        return sum(count * layer.projections(self.hidden_size) for layer, count in self.kinds)
+
+    @cached_property
+    def dense_parameters(self) -> int:
+        """Matrices of dense FFNs and shared experts."""
+        return sum(count * layer.dense(self.hidden_size) for layer, count in self.kinds)
+
+    @cached_property
+    def expert_parameters(self) -> int:
+        return sum(count * layer.experts(self.hidden_size) for layer, count in self.kinds)
+
+    @cached_property
+    def small_parameters(self) -> int:
+        """Norms, biases, routers and the like."""
+        layers = sum(count * layer.small(self.hidden_size) for layer, count in self.kinds)
+        final_norm = (2 if self.norm.bias else 1) * self.hidden_size
+        head_bias = self.vocab_size if self.head_bias else 0
+        return layers + final_norm + head_bias + self.other
+
+    @property
+    def is_mixture(self) -> bool:
+        return self.expert_parameters > 0
+
+    # ---- the attention of a served model: one shape in all layers ----
+
+    @cached_property
+    def attentions(self) -> tuple[Attention, ...]:
+        """Each layer's mixer, for models whose layers are all softmax attention."""
+        mixers = tuple(layer.mixer for layer in self.layers if isinstance(layer.mixer, Attention))
+        if len(mixers) != len(self.layers):
+            raise UnsupportedModel(f"{self.name}: has layers without softmax attention")
+        return mixers
 
     @property
     def num_layers(self) -> int:
         return len(self.layers)
 
-    # ---- parameters ----
+    @property
+    def num_heads(self) -> int:
+        return max(mixer.heads for mixer in self.attentions)
 
     @property
-    def parameters(self) -> int:
-        """Every weight once: embeddings, layers, final norm, and the LM head unless it is tied.
+    def num_kv_heads(self) -> int:
+        return max(mixer.kv_heads for mixer in self.attentions)
 
-        vocab·hidden · (1 if tied else 2) + hidden + Σ layers (attention + norms + FFN)
+    @property
+    def head_dim(self) -> int:
+        return max(mixer.head_dim for mixer in self.attentions)
+
+    @property
+    def ffn_size(self) -> int:
+        """Of the widest dense FFN, or of the widest part of experts that every token uses."""
+        return max((layer.ffn.dense_size for layer in self.layers if layer.ffn is not None), default=0)
+
+    # ---- bytes of weights ----
+
+    def weight_bytes(self, precision: Precision | str) -> int:
+        """In memory when served: all parameters, and the resident extras at 16 bits.
+
+        A precision's bare name means what checkpoints of that name contain; see Precision.
         """
-        heads = 1 if self.tied_embeddings else 2
-        layers = sum(self._layer_parameters(index, active=False) for index in range(self.num_layers))
-        return heads * self.vocab_size * self.hidden_size + self.hidden_size + layers
+        kept = as_precision(precision)
+        rest = self.embedding_parameters + self.small_parameters
+        resident = sum(extra.parameters for extra in self.extra_parameters if extra.resident)
+        return round(
+            self.projection_parameters * bytes_of(kept.attention)
+            + self.dense_parameters * bytes_of(kept.linear)
+            + self.expert_parameters * bytes_of(kept.experts)
+            + (rest + resident) * bytes_of(kept.rest)
+        )
 
-    @property
-    def active_parameters(self) -> int:
-        """`parameters` with only the experts one token uses; the same for dense models."""
-        heads = 1 if self.tied_embeddings else 2
-        layers = sum(self._layer_parameters(index, active=True) for index in range(self.num_layers))
-        return heads * self.vocab_size * self.hidden_size + self.hidden_size + layers
+    def weight_bytes_read(self, precision: Precision | str, batch_tokens: float) -> float:
+        """Read by one forward pass over `batch_tokens` tokens.
 
-    @property
-    def matmul_parameters(self) -> int:
-        """Weights one token is multiplied with in the layers: no embeddings, norms, biases or LM head."""
-        experts = sum(self._ffn_matrix(index, active=True) for index in range(self.num_layers))
-        return self.num_layers * self._attention_matrix + experts
-
-    def weight_bytes(self, precision: str | float) -> int:
-        """parameters · bytes per parameter, for a precision's name (see BYTES_PER_PARAMETER) or a number."""
-        per_parameter = BYTES_PER_PARAMETER.get(precision) if isinstance(precision, str) else precision
-        if per_parameter is None:
-            known = ", ".join(BYTES_PER_PARAMETER)
-            raise ValueError(f"unknown precision {precision!r}; use one of {known}, or a number of bytes")
-        return round(self.parameters * per_parameter)
-
-    @property
-    def _attention_matrix(self) -> int:
-        """q and output: hidden · heads · head_dim each; k and v: hidden · kv_heads · head_dim each."""
-        return 2 * self.hidden_size * self.head_dim * (self.num_heads + self.num_kv_heads)
-
-    def _ffn_matrix(self, index: int, *, active: bool) -> int:
-        """Gate, up and down: 3 · hidden · ffn; with experts: the router, and all or the active experts."""
-        moe = self.moe
-        if moe is None or index in moe.dense_layers:
-            return 3 * self.hidden_size * self.ffn_size
-        experts = moe.experts_per_token if active else moe.num_experts
-        width = experts * moe.expert_ffn_size + moe.shared_expert_ffn_size
-        router = moe.num_experts + (1 if moe.shared_expert_gate else 0)
-        return self.hidden_size * (3 * width + router)
-
-    def _layer_parameters(self, index: int, *, active: bool) -> int:
-        """Matrices, plus norms (2 or 4 · hidden, and 2 · head_dim with QK-norm) and biases."""
-        total = self._attention_matrix + self._ffn_matrix(index, active=active)
-        total += (4 if self.post_norms else 2) * self.hidden_size
-        if self.qk_norm:
-            total += 2 * self.head_dim
-        if self.qkv_bias:
-            total += self.head_dim * (self.num_heads + 2 * self.num_kv_heads)
-        if self.output_bias:
-            total += self.hidden_size
-        if self.mlp_bias:
-            total += 2 * self.ffn_size + self.hidden_size
-        return total
-
-    # ---- KV cache ----
-
-    def kv_bytes_per_token(self, dtype_bytes: int = 2) -> int:
-        """A key and a value of every KV head in every layer: 2 · layers · kv_heads · head_dim · bytes.
-
-        Windowed layers count in full: blocks are kept for the whole sequence.
+        Dense weights and LM head once, one row of the embeddings per token, and as many of each layer's
+        experts as the tokens are expected to use: E · (1 − (1 − k/E)^tokens).
         """
-        return 2 * self.num_layers * self.num_kv_heads * self.head_dim * dtype_bytes
+        kept = as_precision(precision)
+        head = self.vocab_size * self.hidden_size
+        rows = min(batch_tokens, self.vocab_size) * self.hidden_size
+        experts = sum(
+            count * layer.ffn.expected_distinct(batch_tokens) * layer.ffn.one_expert(self.hidden_size)
+            for layer, count in self.kinds
+            if isinstance(layer.ffn, Experts)
+        )
+        return (
+            self.projection_parameters * bytes_of(kept.attention)
+            + self.dense_parameters * bytes_of(kept.linear)
+            + experts * bytes_of(kept.experts)
+            + (head + rows + self.small_parameters) * bytes_of(kept.rest)
+        )
 
-    def kv_tokens_seen(self, context: int) -> int:
-        """Cached tokens one decode step reads: Σ layers min(context, window); `context` counts its own."""
-        return sum(min(context, layer.window or context) for layer in self.layers)
+    # ---- what a sequence keeps ----
 
-    def kv_bytes_read(self, context: int, dtype_bytes: int = 2) -> int:
-        """Bytes of KV cache that decode step reads: tokens seen · 2 · kv_heads · head_dim · bytes."""
-        return 2 * self.kv_tokens_seen(context) * self.num_kv_heads * self.head_dim * dtype_bytes
+    def kv_bytes_per_token(self, kv_bytes: float = 2) -> int:
+        """Added by one more token while every window has room: growing caches only, no constant state."""
+        return round(self._kept(2, kv_bytes) - self._kept(1, kv_bytes))
+
+    def kv_bytes(self, context: int, kv_bytes: float = 2, *, whole_windows: bool = False) -> int:
+        """Kept for a sequence of `context` tokens: caches, latents, and states of constant size.
+
+        `whole_windows`: for engines that keep windowed layers in full, like this one.
+        """
+        if whole_windows:
+            return round(self._kept(0, kv_bytes) + context * self.kv_bytes_per_token(kv_bytes))
+        return round(self._kept(context, kv_bytes))
+
+    def kv_bytes_read(self, context: int, kv_bytes: float = 2) -> int:
+        """Read by the decode step of a sequence of `context` tokens, the new one included."""
+        return round(
+            sum(
+                count * layer.mixer.read_bytes(context, kv_bytes)
+                for layer, count in self.kinds
+                if layer.mixer is not None
+            )
+        )
+
+    @property
+    def state_bytes(self) -> int:
+        """Kept per sequence at any length: linear attention and state-space layers."""
+        return round(self._kept(0, 2))
+
+    def _kept(self, context: int, kv_bytes: float) -> float:
+        return sum(
+            count * layer.mixer.kept_bytes(context, kv_bytes)
+            for layer, count in self.kinds
+            if layer.mixer is not None
+        )
 
     # ---- FLOPs: a multiplication and an addition count as two ----
+
+    @cached_property
+    def matmul_parameters(self) -> int:
+        """Weights one token is multiplied with in the layers: active experts, no embeddings or LM head."""
+        hidden = self.hidden_size
+        total = self.projection_parameters + self.dense_parameters
+        for layer, count in self.kinds:
+            if isinstance(layer.ffn, Experts):
+                chosen = layer.ffn.per_token * layer.ffn.expert_matrix(hidden)
+                total += count * (chosen + hidden * layer.ffn.num)
+        return total
+
+    @property
+    def lm_head_flops(self) -> int:
+        return 2 * self.hidden_size * self.vocab_size
+
+    def attention_flops(self, new_tokens: int, context: int = 0) -> int:
+        """Only the mixing of tokens, for `new_tokens` after `context` cached ones."""
+        return sum(
+            count * layer.mixer.flops(new_tokens, context)
+            for layer, count in self.kinds
+            if layer.mixer is not None
+        )
+
+    def flops(self, new_tokens: int, context: int = 0) -> int:
+        """A forward pass of `new_tokens` after `context` cached ones, the LM head once."""
+        return (
+            2 * new_tokens * self.matmul_parameters
+            + self.attention_flops(new_tokens, context)
+            + self.lm_head_flops
+        )
 
     @property
     def matmul_flops_per_token(self) -> int:
         """2 · matmul_parameters: every layer's projections and FFN, without attention and LM head."""
         return 2 * self.matmul_parameters
 
-    @property
-    def lm_head_flops(self) -> int:
-        """2 · hidden · vocab, once per sampled token."""
-        return 2 * self.hidden_size * self.vocab_size
-
-    def attention_flops(self, tokens: int, context: int = 0) -> int:
-        """q·k and p·v of `tokens` new tokens after `context` cached ones, causal, windows respected.
-
-        Σ layers 4 · heads · head_dim · Σ i=1…tokens min(context + i, window)
-        """
-        pairs = sum(attended_pairs(tokens, context, layer.window) for layer in self.layers)
-        return 4 * self.num_heads * self.head_dim * pairs
-
     def prefill_flops(self, tokens: int, context: int = 0) -> int:
         """Computing `tokens` prompt tokens after `context` cached ones, and sampling once at the end."""
-        return (
-            tokens * self.matmul_flops_per_token + self.attention_flops(tokens, context) + self.lm_head_flops
-        )
+        return self.flops(tokens, context)
 
     def decode_flops(self, context: int) -> int:
         """One decode step of one sequence of `context` tokens, the new one included."""
-        return self.prefill_flops(1, context - 1)
+        return self.flops(1, context - 1)
 
     def prefill_flops_per_token(self, tokens: int) -> float:
         """Mean over a prompt of `tokens` tokens without cached ones."""
-        return self.prefill_flops(tokens) / tokens
+        return self.flops(tokens) / tokens
+
+    def kv_tokens_seen(self, context: int) -> int:
+        """Cached tokens one decode step reads, over all layers; `context` counts its own."""
+        return sum(mixer.tokens_seen(context) for mixer in self.attentions)
 
 
-def longest_context(stated: int, layers: tuple[LayerSpec, ...]) -> int:
+def longest_context(stated: int, ropes: Iterable[RopeSpec | None]) -> int:
     """`stated`, or more if yarn extends it: such configs often keep the trained length."""
     stretched = (
         int(scaling.original_context * scaling.factor)
-        for scaling in (layer.rope.scaling for layer in layers)
+        for scaling in (rope.scaling for rope in ropes if rope is not None)
         if scaling is not None and scaling.kind == "yarn" and scaling.original_context is not None
     )
     return max(stated, *stretched, 0)
-
-
-def attended_pairs(tokens: int, context: int, window: int | None) -> int:
-    """Σ i=1…tokens min(context + i, window), in closed form."""
-    growing = tokens if window is None else max(0, min(tokens, window - context))
-    full = (tokens - growing) * (window or 0)
-    return growing * context + growing * (growing + 1) // 2 + full

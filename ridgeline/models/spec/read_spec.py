@@ -14,11 +14,11 @@ from ridgeline.models.files.config_values import read_json_object
 from ridgeline.models.files.conversion import pickle_refusal
 from ridgeline.models.files.gguf import GgufFile
 from ridgeline.models.files.registry import refuse_pickles_alone
-from ridgeline.models.spec.encoder_config import is_encoder
-from ridgeline.models.spec.end_tokens import hf_end_id
-from ridgeline.models.spec.gguf_config import spec_from_gguf
-from ridgeline.models.spec.hf_config import spec_from_hf
 from ridgeline.models.spec.model_spec import ModelSpec
+from ridgeline.models.spec.readers.encoder_config import is_encoder
+from ridgeline.models.spec.readers.end_tokens import hf_end_id
+from ridgeline.models.spec.readers.gguf_config import spec_from_gguf
+from ridgeline.models.spec.readers.hf_config import spec_from_hf
 
 
 def read_spec(path: Path) -> ModelSpec:

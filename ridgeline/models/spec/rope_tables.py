@@ -7,7 +7,8 @@ a checkpoint needs.
 from __future__ import annotations
 
 from ridgeline.models.errors import BrokenModel, UnsupportedModel
-from ridgeline.models.spec.model_spec import ModelSpec, RopeSpec
+from ridgeline.models.spec.model_spec import ModelSpec
+from ridgeline.models.spec.rope import RopeSpec
 from ridgeline.ops import rope as rotary
 from ridgeline.ops.rope import Floats
 
@@ -19,7 +20,11 @@ def rope_tables(
 
     divisors: [rope dim / 2], a GGUF file's own form of a scaling its metadata does not name.
     """
-    return {rope: _tables(rope, max_context, divisors) for rope in {layer.rope for layer in spec.layers}}
+    return {
+        rope: _tables(rope, max_context, divisors)
+        for rope in {mixer.rope for mixer in spec.attentions}
+        if rope is not None
+    }
 
 
 def _tables(rope: RopeSpec, max_context: int, divisors: Floats | None) -> tuple[Floats, Floats]:

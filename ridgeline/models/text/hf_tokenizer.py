@@ -15,7 +15,7 @@ from tokenizers import AddedToken
 from ridgeline.models.errors import BrokenModel
 from ridgeline.models.files.config_values import ConfigValues, read_json_object
 from ridgeline.models.files.conversion import missing_tokenizer
-from ridgeline.models.spec.end_tokens import read_tokenizer_config, token_text
+from ridgeline.models.spec.readers.end_tokens import read_tokenizer_config, token_text
 from ridgeline.models.text.tokenizer_parts import TokenizerParts
 
 

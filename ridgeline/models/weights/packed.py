@@ -14,6 +14,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from ridgeline.models.decoders.coverage import refusal
+from ridgeline.models.spec.ffn import Dense
 from ridgeline.models.spec.model_spec import ModelSpec
 from ridgeline.models.spec.rope_tables import rope_tables
 from ridgeline.models.weights import packed_cache
@@ -43,10 +45,8 @@ _LAYER_NORMS = ("attn_norm", "ffn_norm", "q_norm", "k_norm", "post_attn_norm", "
 
 def native_refusal(spec: ModelSpec) -> str | None:
     """Why the native library cannot compute this model; None if it can."""
-    if spec.moe is not None:
-        return "the native library does not support mixture of experts"
-    if spec.activation not in _ACTIVATIONS:
-        return f"the native library does not support the activation {spec.activation}"
+    if (reason := refusal(spec, "native")) is not None:
+        return reason
     for width in (spec.hidden_size, spec.ffn_size, spec.num_heads * spec.head_dim):
         if width % GROUP_SIZE and width > MAX_RAGGED_WIDTH:
             return f"the native library needs rows of whole groups of {GROUP_SIZE} weights, not {width}"
@@ -110,17 +110,20 @@ class PackedDecoder:
         """The whole decoder as the library's table."""
         spec = self.spec
         embedding = self.embedding
+        first, attention = spec.layers[0], spec.attentions[0]
+        assert isinstance(first.ffn, Dense)
         rotations = rope_tables(spec, max_context, self.image.optional_vector(ROPE_DIVISORS))
         layers = []
-        for index, layer in enumerate(spec.layers):
-            cosine, sine = rotations[layer.rope]
+        for index, mixer in enumerate(spec.attentions):
+            assert mixer.rope is not None
+            cosine, sine = rotations[mixer.rope]
             layers.append(
                 LayerTable(
                     **self._layer(index),
                     cosine=cosine,
                     sine=sine,
-                    rotary_dim=layer.rope.dim,
-                    window=layer.window or 0,
+                    rotary_dim=mixer.rope.dim,
+                    window=mixer.window or 0,
                 )
             )
         return DecoderTable(
@@ -131,9 +134,9 @@ class PackedDecoder:
             ffn=spec.ffn_size,
             vocab=spec.vocab_size,
             max_context=max_context,
-            activation=_ACTIVATIONS[spec.activation],
-            norm_eps=spec.norm_eps,
-            attention_scale=spec.attention_scale,
+            activation=_ACTIVATIONS[first.ffn.activation],
+            norm_eps=spec.norm.eps,
+            attention_scale=attention.scale,
             embedding=embedding,
             lm_head=embedding if spec.tied_embeddings else self.image.matrix("lm_head"),
             final_norm=self.final_norm,
@@ -143,7 +146,7 @@ class PackedDecoder:
             kv_format=kv_format,
             deterministic=deterministic,
             embedding_scale=spec.embedding_scale,
-            attention_softcap=spec.attention_softcap or 0.0,
+            attention_softcap=attention.softcap or 0.0,
             logit_softcap=spec.logit_softcap or 0.0,
         )
 

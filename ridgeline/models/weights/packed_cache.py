@@ -59,7 +59,7 @@ def source_key(path: Path, spec: ModelSpec, weights: str) -> Key:
         "layout": _layout_fingerprint(),
         "weights": weights,
         "family": spec.family,
-        "norm_offset": spec.norm_offset,
+        "norm_offset": spec.norm.offset,
         "files": [_fingerprint(each) for each in files],
     }
 

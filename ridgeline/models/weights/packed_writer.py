@@ -135,7 +135,7 @@ def _read_vectors(
     vectors = {}
     for each in fused:
         if not each.is_matrix:
-            offset = spec.norm_offset if each.parts[0].is_norm else 0.0
+            offset = spec.norm.offset if each.parts[0].is_norm else 0.0
             vectors[each.name] = read_vector(each, source, names, offset)
     divisors = source.rope_divisors()
     if divisors is not None:

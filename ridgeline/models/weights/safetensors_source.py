@@ -71,7 +71,7 @@ class SafetensorsSource:
                 self._places[name] = file
         self._prefix = next((p for p in _PREFIXES if f"{p}embed_tokens.weight" in self._places), "model.")
         self._head = next((name for name in _HEADS if name in self._places), _HEADS[0])
-        self._names = _LAYER_NAMES | (_FOUR_NORM_NAMES if spec.post_norms else {})
+        self._names = _LAYER_NAMES | (_FOUR_NORM_NAMES if spec.layers[0].norms.after else {})
         self._check_tied_head()
 
     def name_of(self, piece: Piece) -> str:

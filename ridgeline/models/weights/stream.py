@@ -234,8 +234,8 @@ def _finish(
     sums = []
     for piece in names:
         rows = target_rows(weights, piece)
-        if piece.is_norm and spec.norm_offset:
-            rows += spec.norm_offset
+        if piece.is_norm and spec.norm.offset:
+            rows += spec.norm.offset
         # In float64 a GPU would first make a wide copy of the tensor.
         sums.append(rows.sum(dtype=torch.float32))
     finite = torch.isfinite(torch.stack(sums)).tolist()

@@ -32,20 +32,35 @@ from ridgeline.models.weights.layout import Piece, pieces
 class LayerWeights:
     """One layer. Matrices are [out, in]; None if the family has no such tensor."""
 
-    attn_norm: Tensor
     qkv: Tensor  # q rows, then k rows, then v rows
     o: Tensor
-    ffn_norm: Tensor
-    gate_up: Tensor  # gate rows, then up rows
-    down: Tensor
+    attn_norm: Tensor | None = None
+    attn_norm_bias: Tensor | None = None
+    ffn_norm: Tensor | None = None
+    ffn_norm_bias: Tensor | None = None
+    post_attn_norm: Tensor | None = None
+    post_attn_norm_bias: Tensor | None = None
+    post_ffn_norm: Tensor | None = None
+    post_ffn_norm_bias: Tensor | None = None
     qkv_bias: Tensor | None = None
     o_bias: Tensor | None = None
-    gate_up_bias: Tensor | None = None
-    down_bias: Tensor | None = None
     q_norm: Tensor | None = None
     k_norm: Tensor | None = None
-    post_attn_norm: Tensor | None = None
-    post_ffn_norm: Tensor | None = None
+    sinks: Tensor | None = None  # [heads]
+    gate_up: Tensor | None = None  # gate rows, then up rows; of a dense FFN or of shared experts
+    gate_up_bias: Tensor | None = None
+    up: Tensor | None = None  # of an FFN without a gate
+    up_bias: Tensor | None = None
+    down: Tensor | None = None
+    down_bias: Tensor | None = None
+    router: Tensor | None = None  # [experts, hidden]
+    router_bias: Tensor | None = None
+    choice_bias: Tensor | None = None
+    experts_gate_up: Tensor | None = None  # [experts, 2 · size, hidden]
+    experts_gate_up_bias: Tensor | None = None
+    experts_down: Tensor | None = None  # [experts, hidden, size]
+    experts_down_bias: Tensor | None = None
+    shared_scale: Tensor | None = None  # [1, hidden]
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,17 +69,27 @@ class DecoderWeights:
     final_norm: Tensor
     lm_head: Tensor  # the same tensor as `embed` if embeddings are tied
     layers: list[LayerWeights]
+    final_norm_bias: Tensor | None = None
+    lm_head_bias: Tensor | None = None
+    positions: Tensor | None = None  # [learned positions, hidden]
     rope_divisors: Floats | None = None  # [rope dim / 2]: GGUF's form of a rope scaling
 
     @property
     def nbytes(self) -> int:
         """Memory used, each tensor counted once."""
         tensors = [self.embed, self.final_norm]
+        tensors += [t for t in (self.final_norm_bias, self.lm_head_bias, self.positions) if t is not None]
         if self.lm_head is not self.embed:
             tensors.append(self.lm_head)
         for layer in self.layers:
             tensors += [t for t in _fields(layer).values() if t is not None]
         return sum(t.nbytes for t in tensors)
+
+
+def there(tensor: Tensor | None) -> Tensor:
+    """A tensor that the layer's description says it has."""
+    assert tensor is not None
+    return tensor
 
 
 def load_weights(
@@ -85,8 +110,8 @@ def load_weights(
     for piece, name in names.items():
         rows = target_rows(weights, piece)
         _read_into(rows, source, piece, name)
-        if piece.is_norm and spec.norm_offset:
-            rows += spec.norm_offset
+        if piece.is_norm and spec.norm.offset:
+            rows += spec.norm.offset
         # A sum in float64 is finite exactly when every element is, and needs no memory.
         if not math.isfinite(rows.sum(dtype=torch.float64).item()):
             raise not_finite(source, name, str(dtype).removeprefix("torch."))
@@ -126,13 +151,13 @@ def allocate_weights(
     """Uninitialised tensors for every piece; fused ones are sized by their last piece."""
     sizes: dict[tuple[int | None, str], tuple[int, ...]] = {}
     for piece in pieces(spec):
-        sizes[piece.layer, piece.field] = (piece.first_row + piece.shape[0], *piece.shape[1:])
+        stack = () if piece.expert is None else (piece.expert + 1,)
+        sizes[piece.layer, piece.field] = (*stack, piece.first_row + piece.shape[0], *piece.shape[1:])
+    small = {piece.field for piece in pieces(spec) if piece.is_float32}
 
     def tensors(layer: int | None) -> dict[str, Any]:
         return {
-            field: torch.empty(
-                shape, dtype=torch.float32 if field.endswith("_norm") else dtype, device=device
-            )
+            field: torch.empty(shape, dtype=torch.float32 if field in small else dtype, device=device)
             for (place, field), shape in sizes.items()
             if place == layer
         }
@@ -147,6 +172,8 @@ def target_rows(weights: DecoderWeights, piece: Piece) -> Tensor:
     """The rows this piece fills."""
     owner = weights if piece.layer is None else weights.layers[piece.layer]
     tensor: Tensor = getattr(owner, piece.field)
+    if piece.expert is not None:
+        tensor = tensor[piece.expert]
     return tensor[piece.first_row : piece.first_row + piece.shape[0]]
 
 

@@ -68,7 +68,7 @@ def sharing_memory(models: Sequence[ModelSetup], paths: Sequence[Path]) -> list[
     """
     if len(models) == 1:
         return list(models)
-    from ridgeline.models.spec.encoder_config import is_encoder
+    from ridgeline.models.spec.readers.encoder_config import is_encoder
 
     keeping_kv = sum(not is_encoder(path) for path in paths)
     return [

@@ -23,16 +23,20 @@ from ridgeline.lab.perfmodel.analytic import (
 from ridgeline.lab.perfmodel.constants import shipped
 from ridgeline.lab.perfmodel.intervals import unlike
 from ridgeline.lab.perfmodel.measured import read_points
-from ridgeline.models.shapes import DenseFfn, Experts, FullAttention, LayerShape, ModelShape, Precision
+from ridgeline.models.spec.ffn import Dense, Experts
+from ridgeline.models.spec.layer_spec import LayerSpec
+from ridgeline.models.spec.mixers import Attention
+from ridgeline.models.spec.model_spec import ModelSpec
+from ridgeline.models.spec.precision import Precision
 
-DENSE_LAYER = LayerShape(FullAttention(heads=32, kv_heads=8, head_dim=128), DenseFfn(14336))
-EXPERT_LAYER = LayerShape(
-    FullAttention(heads=32, kv_heads=8, head_dim=128), Experts(num=64, per_token=4, size=2048)
+DENSE_LAYER = LayerSpec(Attention(heads=32, kv_heads=8, head_dim=128), Dense(14336))
+EXPERT_LAYER = LayerSpec(
+    Attention(heads=32, kv_heads=8, head_dim=128), Experts(num=64, per_token=4, size=2048)
 )
 
 
-def shape(layer: LayerShape, layers: int = 32) -> ModelShape:
-    return ModelShape(
+def shape(layer: LayerSpec, layers: int = 32) -> ModelSpec:
+    return ModelSpec(
         name="made up",
         family="llama",
         hidden_size=4096,

@@ -10,7 +10,7 @@ from ridgeline.lab.errors import Infeasible
 from ridgeline.lab.hardware import chip
 from ridgeline.lab.perfmodel.memory import activation_bytes, memory_plan, tp_sizes
 from ridgeline.lab.perfmodel.parallel import choose_parallel
-from tests.lab.plan.known_shapes import deepseek_v3, llama_8b, llama_70b, qwen3_30b_a3b
+from tests.lab.plan.known_specs import deepseek_v3, llama_8b, llama_70b, qwen3_30b_a3b
 
 GB = 1e9
 

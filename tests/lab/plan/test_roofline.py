@@ -10,7 +10,7 @@ from ridgeline.lab.errors import BadInput
 from ridgeline.lab.hardware import chip
 from ridgeline.lab.perfmodel.operators import OperatorCost, all_reduce_bytes, operators
 from ridgeline.lab.perfmodel.roofline import Roofline, roofline, study
-from tests.lab.plan.known_shapes import deepseek_v3, llama_8b, llama_70b, qwen3_30b_a3b
+from tests.lab.plan.known_specs import deepseek_v3, llama_8b, llama_70b, qwen3_30b_a3b
 
 H200 = chip("h200")
 

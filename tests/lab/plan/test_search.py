@@ -12,14 +12,14 @@ from ridgeline.lab.plan import search
 from ridgeline.lab.plan.demand import read_demand
 from ridgeline.lab.slo import parse_slo
 from ridgeline.lab.traffic.source import TrafficOptions
-from ridgeline.models.shapes import ModelShape
-from tests.lab.plan.known_shapes import deepseek_v3, llama_8b, llama_70b, qwen3_30b_a3b
+from ridgeline.models.spec.model_spec import ModelSpec
+from tests.lab.plan.known_specs import deepseek_v3, llama_8b, llama_70b, qwen3_30b_a3b
 
 DEMAND = read_demand(TrafficOptions(input="1000", output="200", rate=1.0, requests=20))
 SLO = parse_slo("ttft_p90=60s,tpot_p90=10s")
 
 
-def candidates(shape: ModelShape, hardware: str, gpus_max: int, precision: str = "bfloat16", slo: str = ""):  # type: ignore[no-untyped-def]
+def candidates(shape: ModelSpec, hardware: str, gpus_max: int, precision: str = "bfloat16", slo: str = ""):  # type: ignore[no-untyped-def]
     return search.candidates(
         shape,
         chip(hardware),
@@ -44,7 +44,7 @@ def test_tensor_parallel_reaches_as_far_as_the_fast_link() -> None:
 
 
 @pytest.mark.parametrize(("shape", "hardware"), [(llama_70b(), "l4"), (deepseek_v3(), "h100")])
-def test_the_number_of_chips_that_a_refusal_names_does(shape: ModelShape, hardware: str) -> None:
+def test_the_number_of_chips_that_a_refusal_names_does(shape: ModelSpec, hardware: str) -> None:
     found, refused = candidates(shape, hardware, 1)
     assert found == []
     said = re.search(r"Nearest: --gpus-max (\d+)", str(search.refuse_all(refused, SLO, 1)))

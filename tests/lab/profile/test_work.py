@@ -3,31 +3,30 @@
 from __future__ import annotations
 
 import json
-from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from ridgeline.lab.profile.step_trace import write_trace
 from ridgeline.lab.profile.work import MATRICES, Steps, idle_share, matrix_parameters, work_of
-from ridgeline.models.spec.model_spec import LayerSpec, ModelSpec, RopeSpec
+from ridgeline.models.spec.model_spec import ModelSpec
+from ridgeline.models.spec.rope import RopeSpec
 from ridgeline.telemetry.stats import StepRecord
+from tests.models.specs import decoder_spec
 
 ROPE = RopeSpec(10_000.0, 16)
-SPEC = ModelSpec(
-    family="llama",
-    name="small",
-    hidden_size=64,
-    num_heads=4,
-    num_kv_heads=2,
-    head_dim=16,
-    ffn_size=96,
-    vocab_size=130,
-    max_context=512,
-    norm_eps=1e-5,
-    layers=(LayerSpec(ROPE),) * 3,
-)
-WINDOWED = replace(SPEC, layers=(LayerSpec(ROPE), LayerSpec(ROPE, window=32), LayerSpec(ROPE)))
+SMALL: dict[str, Any] = {
+    "hidden_size": 64,
+    "num_heads": 4,
+    "num_kv_heads": 2,
+    "head_dim": 16,
+    "ffn_size": 96,
+    "vocab_size": 130,
+    "max_context": 512,
+}
+SPEC = decoder_spec(**SMALL, layers=[(ROPE, None)] * 3)
+WINDOWED = decoder_spec(**SMALL, layers=[(ROPE, None), (ROPE, 32), (ROPE, None)])
 WEIGHTS = dict.fromkeys(MATRICES, 1000.0)
 KV_BYTES = 7.0
 
@@ -73,7 +72,7 @@ def test_weights_are_read_once_a_step_and_the_head_only_where_something_is_sampl
 
 
 def test_a_chunk_in_a_windowed_layer_reads_no_further_back_than_its_first_token_sees() -> None:
-    spec = replace(SPEC, layers=(LayerSpec(ROPE, window=32),) * 3)
+    spec = decoder_spec(**SMALL, layers=[(ROPE, 32)] * 3)
     work = work_of(Steps((prompt(10, 200),), 0, 0), spec, WEIGHTS, KV_BYTES)
     assert work["attention"].bytes == pytest.approx((32 + 10 - 1) * KV_BYTES)
 

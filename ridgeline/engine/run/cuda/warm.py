@@ -71,7 +71,7 @@ class StepDryRun:
         self._scratch = SampleScratch(max_rows, spec.vocab_size, NOWHERE)
         self._logprobs = LogprobBuffers(max_rows, spec.vocab_size, NOWHERE)
         self._logits = buffers.logits
-        self.shares_prefixes = not deterministic and any(layer.window is None for layer in spec.layers)
+        self.shares_prefixes = not deterministic and any(mixer.window is None for mixer in spec.attentions)
 
     def decodes(self, rows: int, *, sharing: bool = False) -> list[Launch]:
         """A decode batch of `rows` rows; `sharing`: some of them share their first blocks."""

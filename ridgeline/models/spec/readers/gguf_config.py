@@ -7,18 +7,21 @@ the described parameters must match the tensors. Reads the tensor table, not the
 from __future__ import annotations
 
 from collections import Counter
-from typing import Any
+from dataclasses import replace
 
 import numpy as np
 
 from ridgeline.models.errors import BrokenModel, UnsupportedModel
 from ridgeline.models.files.config_values import ConfigValues, shown
 from ridgeline.models.files.gguf import GgufFile
-from ridgeline.models.spec.end_tokens import gguf_end_ids
 from ridgeline.models.spec.families import BY_GGUF_ARCHITECTURE, MISTRAL, Family
-from ridgeline.models.spec.gguf_rope import ROPE_DIVISORS, read_gguf_ropes
-from ridgeline.models.spec.hf_config import MAX_LAYERS
-from ridgeline.models.spec.model_spec import LayerSpec, ModelSpec, longest_context
+from ridgeline.models.spec.ffn import Dense
+from ridgeline.models.spec.layer_spec import LayerSpec, Norms
+from ridgeline.models.spec.mixers import Attention
+from ridgeline.models.spec.model_spec import ModelSpec, NormSpec, longest_context
+from ridgeline.models.spec.readers.end_tokens import gguf_end_ids
+from ridgeline.models.spec.readers.gguf_rope import ROPE_DIVISORS, read_gguf_ropes
+from ridgeline.models.spec.readers.hf_config import MAX_LAYERS, ropes_of
 
 # Keys that repeat what the tensors say, or that do not affect the computation.
 SILENT_KEYS = {"vocab_size", "tensor_data_layout", "rope.scaling.finetuned"}
@@ -31,31 +34,19 @@ def spec_from_gguf(gguf: GgufFile) -> ModelSpec:
     _refuse_partial(gguf)
     values = _architecture_values(gguf)
     family = _find_family(gguf, values)
-    hidden_size, num_heads = values.integer("embedding_length"), values.integer("attention.head_count")
-    head_dim = _head_dim(values, hidden_size, num_heads)
-    layers, notes = _read_layers(gguf, values, family, head_dim)
+    hidden_size = values.integer("embedding_length")
+    layers, notes = _read_layers(gguf, values, family, hidden_size)
     vocab_size = _vocab_size(gguf, hidden_size)
     bos_id, eos_ids, pad_id = _special_tokens(gguf, vocab_size)
     spec = ModelSpec(
         family=family.name,
         name=gguf.path.stem,
         hidden_size=hidden_size,
-        num_heads=num_heads,
-        num_kv_heads=values.optional_integer("attention.head_count_kv") or num_heads,
-        head_dim=head_dim,
-        ffn_size=values.integer("feed_forward_length"),
         vocab_size=vocab_size,
-        max_context=longest_context(values.integer("context_length"), layers),
-        norm_eps=values.number("attention.layer_norm_rms_epsilon"),
+        max_context=longest_context(values.integer("context_length"), ropes_of(layers)),
         layers=layers,
-        activation="gelu_tanh" if family.scaled_embeddings else "silu",
-        qkv_bias="blk.0.attn_q.bias" in gguf.tensors,
-        output_bias="blk.0.attn_output.bias" in gguf.tensors,
-        mlp_bias="blk.0.ffn_up.bias" in gguf.tensors,
-        qk_norm="blk.0.attn_q_norm.weight" in gguf.tensors,
-        post_norms="blk.0.post_ffw_norm.weight" in gguf.tensors,
+        norm=NormSpec(values.number("attention.layer_norm_rms_epsilon")),
         embedding_scale=hidden_size**0.5 if family.scaled_embeddings else 1.0,
-        attention_scale=_attention_scale(values, family, hidden_size, num_heads, head_dim, len(layers)),
         logit_softcap=values.optional_number("final_logit_softcapping"),
         tied_embeddings="output.weight" not in gguf.tensors,
         bos_id=bos_id,
@@ -121,9 +112,11 @@ def _head_dim(values: ConfigValues, hidden_size: int, num_heads: int) -> int:
 
 
 def _read_layers(
-    gguf: GgufFile, values: ConfigValues, family: Family, head_dim: int
+    gguf: GgufFile, values: ConfigValues, family: Family, hidden_size: int
 ) -> tuple[tuple[LayerSpec, ...], tuple[str, ...]]:
-    """Each layer's rope and window, and notes about them."""
+    """The layers, and notes about them."""
+    num_heads = values.integer("attention.head_count")
+    head_dim = _head_dim(values, hidden_size, num_heads)
     count = values.integer("block_count")
     if count > MAX_LAYERS:
         raise BrokenModel(f"{values.where}: block_count is {count}, more than any known model has")
@@ -138,10 +131,27 @@ def _read_layers(
     pattern = 0
     if family.window_rule == "pattern":
         pattern = values.optional_integer("attention.sliding_window_pattern") or family.window_pattern
+    full = Attention(
+        heads=num_heads,
+        kv_heads=values.optional_integer("attention.head_count_kv") or num_heads,
+        head_dim=head_dim,
+        rope=full_rope,
+        scale=_attention_scale(values, family, hidden_size, num_heads, head_dim, count),
+        qkv_bias="blk.0.attn_q.bias" in gguf.tensors,
+        output_bias="blk.0.attn_output.bias" in gguf.tensors,
+        qk_norm="head" if "blk.0.attn_q_norm.weight" in gguf.tensors else "",
+    )
+    windowed = replace(full, rope=local_rope, window=size)
+    dense = Dense(
+        values.integer("feed_forward_length"),
+        bias="blk.0.ffn_up.bias" in gguf.tensors,
+        activation="gelu_tanh" if family.scaled_embeddings else "silu",
+    )
+    norms = Norms(after="blk.0.post_ffw_norm.weight" in gguf.tensors)
     layers = (
-        LayerSpec(full_rope, None)
-        if size is None or (pattern and (index + 1) % pattern == 0)
-        else LayerSpec(local_rope, size)
+        LayerSpec(
+            full if size is None or (pattern and (index + 1) % pattern == 0) else windowed, dense, norms
+        )
         for index in range(count)
     )
     return tuple(layers), notes
@@ -198,12 +208,13 @@ def _refuse_unread(values: ConfigValues) -> None:
 
 def _check_tensors(gguf: GgufFile, family: Family, spec: ModelSpec) -> None:
     """The tensors must match the family, and their element count must match the metadata."""
-    expected: list[tuple[str, Any, Any]] = [
-        ("QK-norm", spec.qk_norm, family.qk_norm),
-        ("norms after attention and FFN", spec.post_norms, family.post_norms),
+    attention = spec.attentions[0]
+    expected: list[tuple[str, bool, bool]] = [
+        ("QK-norm", bool(attention.qk_norm), family.qk_norm),
+        ("norms after attention and FFN", spec.layers[0].norms.after, family.post_norms),
     ]
     if not family.attention_bias_key:
-        expected.append(("biases on q, k and v", spec.qkv_bias, family.qkv_bias))
+        expected.append(("biases on q, k and v", attention.qkv_bias, family.qkv_bias))
     for words, found, wanted in expected:
         if found != wanted:
             raise BrokenModel(f"{gguf.path}: {family.name} {'lacks' if wanted else 'has unexpected'} {words}")

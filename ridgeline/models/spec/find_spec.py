@@ -1,13 +1,14 @@
-"""From a path or a name to a ModelShape: the only entry point for the planner.
+"""From a path or a name to a ModelSpec: the only entry point for the planner.
 
-Reads models that have a ModelSpec (also GGUF files and the registry's names) through it, and other families
-with their own readers. Unknown models are rejected with the reason; weights are never opened.
+Reads files and the registry's names through `read_spec`, and families that are planned but not served with
+their own readers. Unknown models are rejected with the reason; weights are never opened.
 """
 
 from __future__ import annotations
 
 import difflib
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from types import MappingProxyType
 
@@ -15,33 +16,31 @@ from ridgeline.models.errors import ModelNotFound, UnsupportedModel
 from ridgeline.models.files.config_values import ConfigValues, read_json_object
 from ridgeline.models.files.hub import fetch_config, hub_id
 from ridgeline.models.files.registry import find_known, resolve
-from ridgeline.models.shapes.compressed import read_deepseek_v4
-from ridgeline.models.shapes.config import ShapeConfig
-from ridgeline.models.shapes.from_spec import shape_of
-from ridgeline.models.shapes.grouped import read_mimo, read_minimax_m2, read_minimax_m3
-from ridgeline.models.shapes.kimi_k3 import read_kimi_k3
-from ridgeline.models.shapes.latent import read_latent
-from ridgeline.models.shapes.nemotron import read_nemotron_h, read_pruned_llama
-from ridgeline.models.shapes.precision import Precision
-from ridgeline.models.shapes.qwen import read_qwen_hybrid, read_qwen_vl
-from ridgeline.models.shapes.shape import ModelShape
-from ridgeline.models.shapes.stored import known_format
-from ridgeline.models.shapes.windowed import (
+from ridgeline.models.spec.families import BY_MODEL_TYPE
+from ridgeline.models.spec.model_spec import ModelSpec
+from ridgeline.models.spec.precision import Precision
+from ridgeline.models.spec.published import PublishedModel, find_published, published_models
+from ridgeline.models.spec.read_spec import model_name, read_spec
+from ridgeline.models.spec.readers.compressed import read_deepseek_v4
+from ridgeline.models.spec.readers.grouped import read_mimo, read_minimax_m2, read_minimax_m3
+from ridgeline.models.spec.readers.hf_config import spec_from_hf
+from ridgeline.models.spec.readers.kimi_k3 import read_kimi_k3
+from ridgeline.models.spec.readers.latent import read_latent
+from ridgeline.models.spec.readers.nemotron import read_nemotron_h, read_pruned_llama
+from ridgeline.models.spec.readers.planner_config import PlannerConfig
+from ridgeline.models.spec.readers.qwen import read_qwen_hybrid, read_qwen_vl
+from ridgeline.models.spec.readers.stored import known_format
+from ridgeline.models.spec.readers.windowed import (
     read_gemma4,
     read_gpt_oss,
     read_llama4,
     read_mimo_v2,
     read_step,
 )
-from ridgeline.models.spec.families import BY_MODEL_TYPE
-from ridgeline.models.spec.hf_config import spec_from_hf
-from ridgeline.models.spec.model_spec import ModelSpec
-from ridgeline.models.spec.published import PublishedModel, find_published, published_models
-from ridgeline.models.spec.read_spec import model_name, read_spec
 
-Reader = Callable[[ShapeConfig], ModelShape]
+Reader = Callable[[PlannerConfig], ModelSpec]
 
-# model_type → its reader. The families of ModelSpec are read through that.
+# model_type → its reader. Served families are read by `spec_from_hf`.
 READERS: Mapping[str, Reader] = MappingProxyType(
     {
         "deepseek_ref": read_deepseek_v4,
@@ -70,14 +69,14 @@ READERS: Mapping[str, Reader] = MappingProxyType(
 )
 
 
-def read_shape(model: str | Path) -> ModelShape:
-    """The shape of a config.json, a directory with one, a GGUF file, a well-known model or org/name.
+def find_spec(model: str | Path) -> ModelSpec:
+    """The spec of a config.json, a directory with one, a GGUF file, a well-known model or org/name.
 
     Of models on the hub that are not well known the config alone is fetched, not the weights.
     """
     known = published_for(model)
     if known is not None:
-        return _from_config(ShapeConfig(known.name, known.config, None), lambda: spec_of(known))
+        return _from_config(PlannerConfig(known.name, known.config, None), lambda: spec_of(known))
     path = _path_of(model)
     config = path / "config.json" if path.is_dir() else path
     if config.suffix != ".json" or not config.is_file():
@@ -86,7 +85,7 @@ def read_shape(model: str | Path) -> ModelShape:
     name = model_name(config)
     beside = config.with_name(config.name.removesuffix("config.json") + "hf_quant_config.json")
     quantization = read_json_object(beside) if beside.is_file() else None
-    described = ShapeConfig(name, content, quantization)
+    described = PlannerConfig(name, content, quantization)
     if config.name.endswith("hf_quant_config.json"):
         return _from_spec(path)  # its error says what to give instead
     return _from_config(described, lambda: read_spec(path))
@@ -103,11 +102,11 @@ def spec_of(known: PublishedModel) -> ModelSpec:
     return spec_from_hf(known.config, name=known.name)
 
 
-def _from_config(described: ShapeConfig, spec: Callable[[], ModelSpec]) -> ModelShape:
-    """spec: reads the same config as a ModelSpec; called for the families that have one."""
+def _from_config(described: PlannerConfig, spec: Callable[[], ModelSpec]) -> ModelSpec:
+    """spec: reads the same config; called for served families."""
     model_type = ConfigValues(described.outer, described.where).optional_text("model_type")
     if model_type in BY_MODEL_TYPE:
-        return shape_of(spec(), stored=described.storage().precision)
+        return replace(spec(), stored=described.storage().precision)
     reader = READERS.get(model_type or "")
     if reader is None:
         known = ", ".join(sorted({*READERS, *BY_MODEL_TYPE}))
@@ -139,7 +138,7 @@ def _near(model: str) -> str:
     return f" (did you mean {names[close[0]]}?)" if close else ""
 
 
-def _from_spec(path: Path) -> ModelShape:
+def _from_spec(path: Path) -> ModelSpec:
     """GGUF files, and models that are rejected."""
     spec = read_spec(path)
-    return shape_of(spec, stored=Precision.named(known_format(spec.weight_format, spec.name)))
+    return replace(spec, stored=Precision.named(known_format(spec.weight_format, spec.name)))

@@ -1,22 +1,23 @@
 """Shape of Kimi K3: delta attention, every fourth layer latent attention, experts in a narrower space.
 
-Called by `shapes.read` through its table. K2 is a DeepSeek V3 and read by `latent`.
+Called by `find_spec` through its table. K2 is a DeepSeek V3 and read by `latent`.
 """
 
 from __future__ import annotations
 
 from ridgeline.models.errors import BrokenModel
 from ridgeline.models.files.config_values import ConfigValues
-from ridgeline.models.shapes.attention import Attention, LatentAttention, LinearAttention
-from ridgeline.models.shapes.config import ShapeConfig, build_shape, layer_count
-from ridgeline.models.shapes.ffn import DenseFfn, Experts
-from ridgeline.models.shapes.shape import LayerShape, ModelShape
+from ridgeline.models.spec.ffn import Dense, Experts
+from ridgeline.models.spec.layer_spec import LayerSpec, Norms
+from ridgeline.models.spec.mixers import LatentAttention, Mixer
+from ridgeline.models.spec.model_spec import ModelSpec
+from ridgeline.models.spec.readers.planner_config import PlannerConfig, layer_count, planned_spec
+from ridgeline.models.spec.recurrences import LinearAttention
 
-NORMS = 2
 RESIDUAL_VECTORS = 4  # a norm and a score before each half, to weight the outputs of earlier layers
 
 
-def read_kimi_k3(config: ShapeConfig) -> ModelShape:
+def read_kimi_k3(config: PlannerConfig) -> ModelSpec:
     """The vision tower is left out: it is negligible next to 2.8 trillion parameters."""
     values = config.text()
     count, hidden = layer_count(values), values.integer("hidden_size")
@@ -29,17 +30,17 @@ def read_kimi_k3(config: ShapeConfig) -> ModelShape:
             f"{values.where}: full_attn_layers and kda_layers do not name each of {count} layers"
         )
     first = values.integer("first_k_dense_replace", minimum=0)
-    dense, experts = DenseFfn(values.integer("intermediate_size")), _experts(values)
-    kinds: dict[bool, Attention] = {True: _latent(values), False: _delta(linear)}
+    dense, experts = Dense(values.integer("intermediate_size")), _experts(values)
+    kinds: dict[bool, Mixer] = {True: _latent(values), False: _delta(linear)}
     layers = tuple(
-        LayerShape(
+        LayerSpec(
             kinds[index + 1 in latent],
             dense if index < first else experts,
-            norms=NORMS + RESIDUAL_VECTORS,
+            norms=Norms(others=RESIDUAL_VECTORS),
         )
         for index in range(count)
     )
-    return build_shape(config, values, "kimi_k3", layers, other=2 * hidden)
+    return planned_spec(config, values, "kimi_k3", layers, other=2 * hidden)
 
 
 def _latent(values: ConfigValues) -> LatentAttention:

@@ -11,19 +11,13 @@ import pytest
 
 from ridgeline.models.errors import BrokenModel, ModelError, ModelNotFound, UnsupportedModel
 from ridgeline.models.files.registry import resolve
-from ridgeline.models.shapes import (
-    Experts,
-    FullAttention,
-    LatentAttention,
-    LinearAttention,
-    Mamba2,
-    ModelShape,
-    Precision,
-    bytes_of,
-    read_shape,
-)
-from ridgeline.models.shapes.attention import CompressedAttention
+from ridgeline.models.spec.ffn import Experts
+from ridgeline.models.spec.find_spec import find_spec
+from ridgeline.models.spec.mixers import Attention, CompressedAttention, LatentAttention
+from ridgeline.models.spec.model_spec import ModelSpec
+from ridgeline.models.spec.precision import Precision, bytes_of
 from ridgeline.models.spec.read_spec import read_spec
+from ridgeline.models.spec.recurrences import LinearAttention, Mamba2
 
 CONFIGS = Path(__file__).resolve().parents[2] / ".." / "shared" / "data" / "configs"
 NAMES = sorted(
@@ -123,15 +117,15 @@ ACTIVE = {
 }
 
 
-def shape_named(name: str) -> ModelShape:
-    return read_shape(CONFIGS / f"{name}_config.json")
+def shape_named(name: str) -> ModelSpec:
+    return find_spec(CONFIGS / f"{name}_config.json")
 
 
 def published(name: str) -> list[Published]:
     return [row for pattern, row in PUBLISHED.items() if fnmatch(name, pattern)]
 
 
-def counted(shape: ModelShape, what: str) -> int:
+def counted(shape: ModelSpec, what: str) -> int:
     extras = {extra.name: extra.parameters for extra in shape.extra_parameters}
     if what == LANGUAGE:
         return shape.parameters
@@ -226,7 +220,7 @@ SPECIFIED = [
 @pytest.mark.parametrize("name", SPECIFIED)
 def test_a_shape_counts_what_its_model_spec_counts(name: str) -> None:
     path = CONFIGS / f"{name}_config.json"
-    spec, shape = read_spec(path), read_shape(path)
+    spec, shape = read_spec(path), find_spec(path)
     assert (shape.parameters, shape.active_parameters) == (spec.parameters, spec.active_parameters)
     assert shape.matmul_parameters == spec.matmul_parameters
     assert shape.kv_bytes_per_token(1) == spec.kv_bytes_per_token(1)
@@ -240,7 +234,7 @@ def test_a_model_of_the_registry_is_read_through_its_gguf_file() -> None:
         path = resolve("smollm2").path
     except ModelNotFound as missing:
         pytest.skip(str(missing))
-    spec, shape = read_spec(path), read_shape("smollm2")
+    spec, shape = read_spec(path), find_spec("smollm2")
     assert shape.parameters == spec.parameters == 134_515_008
     assert shape.flops(512) == spec.prefill_flops(512)
     assert shape.stored == Precision("gguf:Q4_1", "gguf:Q4_1", "gguf:Q4_1")
@@ -258,7 +252,7 @@ def test_of_a_model_on_the_hub_the_config_alone_is_fetched(
 
     monkeypatch.setattr("huggingface_hub.snapshot_download", snapshot_download)
     write(tmp_path, json.loads((CONFIGS / "openai--gpt-oss-20b_config.json").read_text()))
-    assert read_shape("hf:openai/gpt-oss-20b@main").parameters == 20_914_757_184
+    assert find_spec("hf:openai/gpt-oss-20b@main").parameters == 20_914_757_184
     assert asked["repo"] == "openai/gpt-oss-20b"
     assert asked["allow_patterns"] == ["config.json", "hf_quant_config.json"]
 
@@ -283,7 +277,7 @@ def test_latent_attention_is_computed_the_cheaper_way() -> None:
 
 
 def test_attention_in_chunks_starts_anew_at_each_of_them() -> None:
-    attention = FullAttention(8, 2, 64, window=100, chunked=True)
+    attention = Attention(8, 2, 64, window=100, chunked=True)
     pair = 2 * 8 * 2 * 64
     assert attention.flops(250, 0) == pair * (2 * 5_050 + 50 * 51 // 2)
     assert attention.flops(1, 100) == pair
@@ -324,12 +318,12 @@ def write(directory: Path, config: dict[str, Any]) -> Path:
 def test_a_type_the_planner_does_not_know_is_refused_with_those_it_knows(tmp_path: Path) -> None:
     path = write(tmp_path, {"model_type": "rwkv", "hidden_size": 8})
     with pytest.raises(UnsupportedModel, match=r"does not support model type 'rwkv'.*qwen3_5_moe"):
-        read_shape(path)
+        find_spec(path)
 
 
 def test_a_name_that_is_no_file_and_no_model_is_refused_with_what_would_be_taken() -> None:
     with pytest.raises(ModelNotFound, match=r"no/such/config\.json: no such file or model; give"):
-        read_shape("no/such/config.json")
+        find_spec("no/such/config.json")
 
 
 @needs_configs
@@ -355,7 +349,7 @@ def test_what_a_family_does_not_count_is_refused_by_its_key(
     config = json.loads((CONFIGS / f"{name}_config.json").read_text())
     config.get("text_config", config).update(changes)
     with pytest.raises(UnsupportedModel, match=reason):
-        read_shape(write(tmp_path, config))
+        find_spec(write(tmp_path, config))
 
 
 ONE_OF_EACH = [
@@ -386,7 +380,7 @@ def test_no_value_of_any_key_raises_anything_but_a_model_error(name: str, tmp_pa
         for key, before in list(part.items()):
             part[key] = -1 if isinstance(before, list | dict) else "x" if isinstance(before, str) else []
             try:
-                read_shape(write(tmp_path, config)).flops(10, 100)
+                find_spec(write(tmp_path, config)).flops(10, 100)
             except ModelError:
                 refused += 1
             part[key] = before
@@ -414,4 +408,4 @@ def test_a_config_that_contradicts_itself_is_refused_by_its_key(
     config = json.loads((CONFIGS / f"{name}_config.json").read_text())
     config.get("text_config", config).update(changes)
     with pytest.raises(BrokenModel, match=reason):
-        read_shape(write(tmp_path, config))
+        find_spec(write(tmp_path, config))

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from ridgeline.models.errors import BrokenModel
 from ridgeline.models.files.config_values import ConfigValues
-from ridgeline.models.shapes.shape import ExtraWeights
+from ridgeline.models.spec.model_spec import ExtraWeights
 
 NAME = "vision tower"
 LAYER_NORM = 2  # vectors of a LayerNorm: weight and bias

@@ -14,7 +14,7 @@ from ridgeline.models.errors import BrokenModel, UnsupportedModel
 from ridgeline.models.files.config_values import ConfigValues
 from ridgeline.models.files.gguf import GgufFile
 from ridgeline.models.spec.families import Family
-from ridgeline.models.spec.model_spec import RopeScaling, RopeSpec
+from ridgeline.models.spec.rope import RopeScaling, RopeSpec
 
 ROPE_DIVISORS = "rope_freqs.weight"
 LONG_ROPE_TENSORS = ("rope_factors_long.weight", "rope_factors_short.weight")

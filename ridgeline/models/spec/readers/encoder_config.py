@@ -16,7 +16,7 @@ from ridgeline.models.errors import BrokenModel, UnsupportedModel
 from ridgeline.models.files.config_values import ConfigValues, read_json_object, shown
 from ridgeline.models.files.registry import refuse_pickles_alone
 from ridgeline.models.spec.encoder_spec import EncoderActivation, EncoderOutput, EncoderSpec, PoolingMode
-from ridgeline.models.spec.hf_quantization import read_weight_format
+from ridgeline.models.spec.readers.hf_quantization import read_weight_format
 
 MAX_LAYERS = 10_000
 SERVED_FORMATS = ("float32", "bfloat16", "float16")

@@ -6,17 +6,26 @@ are rejected with a readable reason; keys without effect are listed in `notes`. 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from typing import Any
 
 from ridgeline.models.errors import BrokenModel, UnsupportedModel
 from ridgeline.models.files.config_values import ConfigValues, is_set, shown
 from ridgeline.models.spec.families import BY_MODEL_TYPE, SERVED_FAMILIES, Family
-from ridgeline.models.spec.hf_features import JUDGED_KEYS, SILENT_KEYS, routed_experts, unreadable_features
-from ridgeline.models.spec.hf_quantization import read_weight_format
-from ridgeline.models.spec.hf_rope import read_ropes
-from ridgeline.models.spec.model_spec import Activation, LayerSpec, ModelSpec, MoESpec, longest_context
+from ridgeline.models.spec.ffn import Activation, Dense, Experts
+from ridgeline.models.spec.layer_spec import LayerSpec, Norms
+from ridgeline.models.spec.mixers import Attention
+from ridgeline.models.spec.model_spec import ModelSpec, NormSpec, longest_context
+from ridgeline.models.spec.readers.hf_features import (
+    JUDGED_KEYS,
+    SILENT_KEYS,
+    routed_experts,
+    unreadable_features,
+)
+from ridgeline.models.spec.readers.hf_quantization import read_weight_format
+from ridgeline.models.spec.readers.hf_rope import read_ropes
+from ridgeline.models.spec.rope import RopeSpec
 
 MAX_LAYERS = 10_000  # a layer is an object here: a corrupt count must not exhaust memory
 ACTIVATIONS: dict[str, Activation] = {
@@ -54,44 +63,26 @@ def spec_from_hf(
     config, notes = _language_model(config, where)
     family = _find_family(config, where)
     values = ConfigValues(config, where, defaults=family.defaults)
-    hidden_size, num_heads = values.integer("hidden_size"), values.integer("num_attention_heads")
-    head_dim = _head_dim(values, hidden_size, num_heads)
-    layers = _read_layers(values, family, head_dim)
-    attention_bias = _bias(values, "attention_bias", family.attention_bias_key)
-    _expect(values, "qkv_bias", family.qkv_bias)
-    _expect(values, "use_qk_norm", family.qk_norm)
+    hidden_size = values.integer("hidden_size")
+    layers = _read_layers(values, family, hidden_size)
     vocab_size = values.integer("vocab_size")
     bos_id, eos_ids, pad_id = _special_tokens(values, generation_config or {}, vocab_size, name)
     if tokenizer_end is not None and tokenizer_end not in eos_ids and tokenizer_end < vocab_size:
         eos_ids += (tokenizer_end,)
-    scale_root = values.optional_number("query_pre_attn_scalar") or head_dim
     spec = ModelSpec(
         family=family.name,
         name=name,
         hidden_size=hidden_size,
-        num_heads=num_heads,
-        num_kv_heads=_kv_heads(values, num_heads),
-        head_dim=head_dim,
-        ffn_size=values.integer("intermediate_size"),
         vocab_size=vocab_size,
-        max_context=longest_context(values.integer("max_position_embeddings"), layers),
-        norm_eps=values.number("rms_norm_eps"),
+        max_context=longest_context(values.integer("max_position_embeddings"), ropes_of(layers)),
         layers=layers,
-        activation=_activation(values, family),
-        qkv_bias=family.qkv_bias or attention_bias,
-        output_bias=attention_bias,
-        mlp_bias=_bias(values, "mlp_bias", family.mlp_bias_key),
-        qk_norm=family.qk_norm,
-        post_norms=family.post_norms,
-        norm_offset=family.norm_offset,
+        norm=NormSpec(values.number("rms_norm_eps"), offset=family.norm_offset),
         embedding_scale=hidden_size**0.5 if family.scaled_embeddings else 1.0,
-        attention_scale=scale_root**-0.5,
         logit_softcap=_logit_softcap(values, family),
         tied_embeddings=values.flag("tie_word_embeddings", default=False),
         bos_id=bos_id,
         eos_ids=eos_ids,
         pad_id=pad_id,
-        moe=_read_experts(values, family, len(layers)),
         weight_format=read_weight_format(values, quantization),
         notes=notes,
     )
@@ -163,16 +154,45 @@ def _kv_heads(values: ConfigValues, num_heads: int) -> int:
     return values.integer("num_key_value_heads")
 
 
-def _read_layers(values: ConfigValues, family: Family, head_dim: int) -> tuple[LayerSpec, ...]:
+def ropes_of(layers: Iterable[LayerSpec]) -> list[RopeSpec | None]:
+    return [layer.mixer.rope for layer in layers if isinstance(layer.mixer, Attention)]
+
+
+def _read_layers(values: ConfigValues, family: Family, hidden_size: int) -> tuple[LayerSpec, ...]:
     count = values.integer("num_hidden_layers")
     if count > MAX_LAYERS:
         raise BrokenModel(
             f"{values.where}: num_hidden_layers is {count}; no model has more than {MAX_LAYERS}"
         )
+    num_heads = values.integer("num_attention_heads")
+    head_dim = _head_dim(values, hidden_size, num_heads)
     full_rope, local_rope = read_ropes(values, family, head_dim)
+    bias = _bias(values, "attention_bias", family.attention_bias_key)
+    _expect(values, "qkv_bias", family.qkv_bias)
+    _expect(values, "use_qk_norm", family.qk_norm)
+    attention = Attention(
+        heads=num_heads,
+        kv_heads=_kv_heads(values, num_heads),
+        head_dim=head_dim,
+        rope=full_rope,
+        scale=(values.optional_number("query_pre_attn_scalar") or head_dim) ** -0.5,
+        qkv_bias=family.qkv_bias or bias,
+        output_bias=bias,
+        qk_norm="head" if family.qk_norm else "",
+    )
+    dense = Dense(
+        values.integer("intermediate_size"),
+        bias=_bias(values, "mlp_bias", family.mlp_bias_key),
+        activation=_activation(values, family),
+    )
+    experts, dense_layers = _read_experts(values, family, count)
     return tuple(
-        LayerSpec(full_rope if window is None else local_rope, window)
-        for window in _read_windows(values, family, count)
+        LayerSpec(
+            attention if window is None else replace(attention, window=window, rope=local_rope),
+            dense if experts is None or index in dense_layers else experts,
+            Norms(after=family.post_norms),
+        )
+        for index, window in enumerate(_read_windows(values, family, count))
     )
 
 
@@ -273,13 +293,14 @@ def _special_tokens(
     return bos, tuple(dict.fromkeys(eos)), pad
 
 
-def _read_experts(values: ConfigValues, family: Family, num_layers: int) -> MoESpec | None:
+def _read_experts(values: ConfigValues, family: Family, num_layers: int) -> tuple[Experts | None, set[int]]:
+    """The routed experts, and the layers that have a dense FFN instead."""
     if family.experts == "mixtral":
-        return MoESpec(
-            num_experts=values.integer("num_local_experts"),
-            experts_per_token=values.integer("num_experts_per_tok"),
-            expert_ffn_size=values.integer("intermediate_size"),
-        )
+        return Experts(
+            num=values.integer("num_local_experts"),
+            per_token=values.integer("num_experts_per_tok"),
+            size=values.integer("intermediate_size"),
+        ), set()
     if family.experts in ("qwen", "qwen_shared"):
         step = values.optional_integer("decoder_sparse_step") or 1
         dense = set(values.integers("mlp_only_layers"))
@@ -289,15 +310,15 @@ def _read_experts(values: ConfigValues, family: Family, num_layers: int) -> MoES
                 f"{values.where}: a shared expert of size {shared} is not supported in {family.name} "
                 "(shared_expert_intermediate_size)"
             )
-        return MoESpec(
-            num_experts=values.optional_integer("num_experts") or values.integer("num_local_experts"),
-            experts_per_token=values.integer("num_experts_per_tok"),
-            expert_ffn_size=values.integer("moe_intermediate_size"),
-            shared_expert_ffn_size=shared,
-            shared_expert_gate=shared > 0,
-            dense_layers=tuple(i for i in range(num_layers) if i in dense or (i + 1) % step),
+        experts = Experts(
+            num=values.optional_integer("num_experts") or values.integer("num_local_experts"),
+            per_token=values.integer("num_experts_per_tok"),
+            size=values.integer("moe_intermediate_size"),
+            shared_size=shared,
+            shared_gate=shared > 0,
         )
-    return None
+        return experts, {i for i in range(num_layers) if i in dense or (i + 1) % step}
+    return None, set()
 
 
 def _with_unread_keys(spec: ModelSpec, values: ConfigValues) -> ModelSpec:

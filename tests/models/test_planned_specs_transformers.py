@@ -11,7 +11,7 @@ import torch
 
 transformers = pytest.importorskip("transformers")
 
-from ridgeline.models.shapes import read_shape  # noqa: E402
+from ridgeline.models.spec.find_spec import find_spec  # noqa: E402
 
 CONFIGS = Path(__file__).resolve().parents[2] / ".." / "shared" / "data" / "configs"
 LAYERS = 12  # every kind of layer occurs, and the last is one that families want last
@@ -61,7 +61,7 @@ def test_parameters_equal_those_of_the_reference_module(name: str, tmp_path: Pat
     config = shortened(json.loads(source.read_text()))
     path = tmp_path / "config.json"
     path.write_text(json.dumps(config))
-    shape = read_shape(path)
+    shape = find_spec(path)
     expected = shape.parameters
     if CASES[name]:
         expected += sum(extra.parameters for extra in shape.extra_parameters if extra.resident)

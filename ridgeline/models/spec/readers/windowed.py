@@ -1,28 +1,29 @@
 """Shapes of models that mix windowed with full attention: gpt-oss, MiMo-V2, Step 3, Gemma 4, Llama 4.
 
-Called by `shapes.read` through its table. Differences between layers are read from each config's own list.
+Called by `find_spec` through its table. Differences between layers are read from each config's own list.
 """
 
 from __future__ import annotations
 
 from ridgeline.models.errors import BrokenModel, UnsupportedModel
 from ridgeline.models.files.config_values import ConfigValues
-from ridgeline.models.shapes.attention import FullAttention
-from ridgeline.models.shapes.config import (
-    ShapeConfig,
-    build_shape,
+from ridgeline.models.spec.ffn import Dense, Experts, Ffn, Router
+from ridgeline.models.spec.layer_spec import LayerSpec, Norms
+from ridgeline.models.spec.mixers import Attention
+from ridgeline.models.spec.model_spec import ModelSpec
+from ridgeline.models.spec.readers.planner_config import (
+    PlannerConfig,
     flags_per_layer,
     layer_count,
     per_layer,
+    planned_spec,
 )
-from ridgeline.models.shapes.ffn import DenseFfn, Experts, Ffn
-from ridgeline.models.shapes.shape import LayerShape, ModelShape
-from ridgeline.models.shapes.vision import gemma_tower
+from ridgeline.models.spec.readers.vision import gemma_tower
 
 SLIDING = "sliding_attention"
 
 
-def read_gpt_oss(config: ShapeConfig) -> ModelShape:
+def read_gpt_oss(config: PlannerConfig) -> ModelSpec:
     """Sinks in every layer, and experts with biases."""
     values = config.text()
     window, bias = values.integer("sliding_window"), values.flag("attention_bias", default=True)
@@ -31,10 +32,11 @@ def read_gpt_oss(config: ShapeConfig) -> ModelShape:
         per_token=values.integer("num_experts_per_tok"),
         size=values.integer("intermediate_size"),
         bias=True,
+        router=Router(bias=True),
     )
 
-    def attention(kind: str) -> FullAttention:
-        return FullAttention(
+    def attention(kind: str) -> Attention:
+        return Attention(
             heads=values.integer("num_attention_heads"),
             kv_heads=values.integer("num_key_value_heads"),
             head_dim=values.integer("head_dim"),
@@ -44,11 +46,11 @@ def read_gpt_oss(config: ShapeConfig) -> ModelShape:
             sinks=True,
         )
 
-    layers = tuple(LayerShape(attention(kind), experts) for kind in _kinds(values))
-    return build_shape(config, values, "gpt_oss", layers)
+    layers = tuple(LayerSpec(attention(kind), experts) for kind in _kinds(values))
+    return planned_spec(config, values, "gpt_oss", layers)
 
 
-def read_mimo_v2(config: ShapeConfig) -> ModelShape:
+def read_mimo_v2(config: PlannerConfig) -> ModelSpec:
     """Windowed layers have different heads and sinks; keys are wider than values."""
     values = config.text()
     count = layer_count(values)
@@ -61,12 +63,12 @@ def read_mimo_v2(config: ShapeConfig) -> ModelShape:
         size=size,
         shared_size=size * (values.optional_integer("n_shared_experts", minimum=0) or 0),
     )
-    dense = DenseFfn(values.integer("intermediate_size"))
+    dense = Dense(values.integer("intermediate_size"))
 
-    def attention(is_windowed: bool) -> FullAttention:
+    def attention(is_windowed: bool) -> Attention:
         prefix = "swa_" if is_windowed else ""
         sinks = "add_swa_attention_sink_bias" if is_windowed else "add_full_attention_sink_bias"
-        return FullAttention(
+        return Attention(
             heads=values.integer(f"{prefix}num_attention_heads"),
             kv_heads=values.integer(f"{prefix}num_key_value_heads"),
             head_dim=values.integer(f"{prefix}head_dim"),
@@ -76,12 +78,12 @@ def read_mimo_v2(config: ShapeConfig) -> ModelShape:
         )
 
     layers = tuple(
-        LayerShape(attention(windowed[index]), experts if sparse[index] else dense) for index in range(count)
+        LayerSpec(attention(windowed[index]), experts if sparse[index] else dense) for index in range(count)
     )
-    return build_shape(config, values, "mimo_v2_flash", layers)
+    return planned_spec(config, values, "mimo_v2_flash", layers)
 
 
-def read_step(config: ShapeConfig) -> ModelShape:
+def read_step(config: PlannerConfig) -> ModelSpec:
     """Every head has a gate; windowed layers may have more heads."""
     values = config.text(defaults={"head_dim": 128})
     kinds = _kinds(values)
@@ -92,14 +94,14 @@ def read_step(config: ShapeConfig) -> ModelShape:
         size=values.integer("moe_intermediate_size"),
         shared_size=values.integer("share_expert_dim"),
     )
-    dense = DenseFfn(values.integer("intermediate_size"))
+    dense = Dense(values.integer("intermediate_size"))
     windowed = ConfigValues(values.mapping("attention_other_setting") or {}, values.where)
 
-    def attention(kind: str) -> FullAttention:
+    def attention(kind: str) -> Attention:
         heads = values.integer("num_attention_heads")
         if kind == SLIDING:
             heads = windowed.optional_integer("num_attention_heads") or heads
-        return FullAttention(
+        return Attention(
             heads=heads,
             kv_heads=values.integer("num_key_value_heads"),
             head_dim=values.integer("head_dim"),
@@ -109,12 +111,12 @@ def read_step(config: ShapeConfig) -> ModelShape:
         )
 
     layers = tuple(
-        LayerShape(attention(kind), dense if index < first else experts) for index, kind in enumerate(kinds)
+        LayerSpec(attention(kind), dense if index < first else experts) for index, kind in enumerate(kinds)
     )
-    return build_shape(config, values, "step3p7", layers)
+    return planned_spec(config, values, "step3p7", layers)
 
 
-def read_gemma4(config: ShapeConfig) -> ModelShape:
+def read_gemma4(config: PlannerConfig) -> ModelSpec:
     """Full layers have wider heads, and keys serve as values; experts run next to a dense FFN."""
     values = config.text()
     for key, what in (
@@ -125,13 +127,13 @@ def read_gemma4(config: ShapeConfig) -> ModelShape:
             raise UnsupportedModel(f"{values.where}: the planner does not count {what} ({key})")
     same = values.flag("attention_k_eq_v", default=False)
 
-    def attention(kind: str) -> FullAttention:
+    def attention(kind: str) -> Attention:
         if kind == SLIDING:
             heads, dim = values.integer("num_key_value_heads"), values.integer("head_dim")
         else:
             dim = values.integer("global_head_dim")
             heads = values.integer("num_global_key_value_heads" if same else "num_key_value_heads")
-        return FullAttention(
+        return Attention(
             heads=values.integer("num_attention_heads"),
             kv_heads=heads,
             head_dim=dim,
@@ -141,17 +143,17 @@ def read_gemma4(config: ShapeConfig) -> ModelShape:
         )
 
     ffn, norms = _gemma_ffn(values)
-    layers = tuple(LayerShape(attention(kind), ffn, norms=norms) for kind in _kinds(values))
+    layers = tuple(LayerSpec(attention(kind), ffn, norms=norms) for kind in _kinds(values))
     vision = config.vision()
     extras = () if vision is None else (gemma_tower(vision, values.integer("hidden_size")),)
-    return build_shape(config, values, "gemma4", layers, extra_parameters=extras)
+    return planned_spec(config, values, "gemma4", layers, extra_parameters=extras)
 
 
-def _gemma_ffn(values: ConfigValues) -> tuple[Ffn, int]:
+def _gemma_ffn(values: ConfigValues) -> tuple[Ffn, Norms]:
     """(FFN, norms of a layer)."""
     size = values.integer("intermediate_size")
     if not values.flag("enable_moe_block", default=False):
-        return DenseFfn(size), 4
+        return Dense(size), Norms(after=True)
     num, hidden = values.integer("num_experts"), values.integer("hidden_size")
     experts = Experts(
         num=num,
@@ -160,10 +162,10 @@ def _gemma_ffn(values: ConfigValues) -> tuple[Ffn, int]:
         shared_size=size,
         other_vectors=hidden + num,  # scales of the router's input and of its choices
     )
-    return experts, 7
+    return experts, Norms(after=True, others=3)
 
 
-def read_llama4(config: ShapeConfig) -> ModelShape:
+def read_llama4(config: PlannerConfig) -> ModelSpec:
     """Three layers attend within chunks, every fourth to everything; experts in all or alternate layers."""
     values = config.text(defaults={"no_rope_layer_interval": 4})
     count, step = layer_count(values), values.integer("interleave_moe_layer_step")
@@ -175,11 +177,11 @@ def read_llama4(config: ShapeConfig) -> ModelShape:
         size=size,
         shared_size=size,
     )
-    dense = DenseFfn(values.integer("intermediate_size_mlp"))
+    dense = Dense(values.integer("intermediate_size_mlp"))
 
-    def attention(index: int) -> FullAttention:
+    def attention(index: int) -> Attention:
         whole = (index + 1) % interval == 0
-        return FullAttention(
+        return Attention(
             heads=values.integer("num_attention_heads"),
             kv_heads=values.integer("num_key_value_heads"),
             head_dim=values.integer("head_dim"),
@@ -190,9 +192,9 @@ def read_llama4(config: ShapeConfig) -> ModelShape:
         )
 
     layers = tuple(
-        LayerShape(attention(index), experts if (index + 1) % step == 0 else dense) for index in range(count)
+        LayerSpec(attention(index), experts if (index + 1) % step == 0 else dense) for index in range(count)
     )
-    return build_shape(config, values, "llama4", layers)
+    return planned_spec(config, values, "llama4", layers)
 
 
 def _kinds(values: ConfigValues) -> list[str]:

@@ -1,6 +1,6 @@
 """Precision: the bytes per weight of a model, by part of the model.
 
-Used by `shapes.shape` and by the planner. Quantized checkpoints seldom quantize everything: embeddings, LM
+Used by ModelSpec and the planner. Quantized checkpoints seldom quantize everything: embeddings, LM
 head, norms and routers usually stay at 16 bits, and some formats apply only to routed experts.
 """
 
@@ -8,7 +8,21 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from ridgeline.models.spec.model_spec import BYTES_PER_PARAMETER
+from ridgeline.models.files.gguf import TENSOR_TYPES
+
+# Bytes per parameter, block scales included: a 4-bit block of 16 (NVFP4) or 32 (MXFP4) has one scale byte;
+# the GGUF types have their own block layout.
+BYTES_PER_PARAMETER: dict[str, float] = {
+    "float32": 4.0,
+    "bfloat16": 2.0,
+    "float16": 2.0,
+    "fp8": 1.0,
+    "int8": 1.0,
+    "int4": 0.5,
+    "nvfp4": 0.5 + 1 / 16,
+    "mxfp4": 0.5 + 1 / 32,
+    **{f"gguf:{name}": nbytes / elements for name, elements, nbytes in TENSOR_TYPES.values()},
+}
 
 # Other programs' names of the same formats.
 ALIASES = {

@@ -1,19 +1,25 @@
 """Shapes of models with grouped attention that have no ModelSpec: MiniMax M2 and M3, MiMo-7B.
 
-Called by `shapes.read` through its table. Attention is the same in every layer, except for M3's index.
+Called by `find_spec` through its table. Attention is the same in every layer, except for M3's index.
 """
 
 from __future__ import annotations
 
 from ridgeline.models.errors import UnsupportedModel
 from ridgeline.models.files.config_values import ConfigValues
-from ridgeline.models.shapes.attention import FullAttention, SparseIndex
-from ridgeline.models.shapes.config import ShapeConfig, build_shape, flags_per_layer, layer_count
-from ridgeline.models.shapes.ffn import DenseFfn, Experts
-from ridgeline.models.shapes.shape import ExtraWeights, LayerShape, ModelShape
+from ridgeline.models.spec.ffn import Dense, Experts
+from ridgeline.models.spec.layer_spec import LayerSpec
+from ridgeline.models.spec.mixers import Attention, SparseIndex
+from ridgeline.models.spec.model_spec import ExtraWeights, ModelSpec
+from ridgeline.models.spec.readers.planner_config import (
+    PlannerConfig,
+    flags_per_layer,
+    layer_count,
+    planned_spec,
+)
 
 
-def read_minimax_m2(config: ShapeConfig) -> ModelShape:
+def read_minimax_m2(config: PlannerConfig) -> ModelSpec:
     """One norm over all query heads, one over all key heads; experts in every layer.
 
     Published checkpoints do not contain the prediction heads that the config mentions.
@@ -29,11 +35,11 @@ def read_minimax_m2(config: ShapeConfig) -> ModelShape:
         size=values.integer("intermediate_size"),
         shared_size=values.optional_integer("shared_intermediate_size", minimum=0) or 0,
     )
-    layers = (LayerShape(_attention(values, norm="projection"), experts),) * layer_count(values)
-    return build_shape(config, values, "minimax_m2", layers)
+    layers = (LayerSpec(_attention(values, norm="projection"), experts),) * layer_count(values)
+    return planned_spec(config, values, "minimax_m2", layers)
 
 
-def read_minimax_m3(config: ShapeConfig) -> ModelShape:
+def read_minimax_m3(config: PlannerConfig) -> ModelSpec:
     """An index selects blocks of tokens in most layers; the first layers have no experts."""
     values = config.text()
     count = layer_count(values)
@@ -54,35 +60,35 @@ def read_minimax_m3(config: ShapeConfig) -> ModelShape:
         size=values.integer("moe_intermediate_size"),
         shared_size=values.integer("shared_intermediate_size") * values.integer("n_shared_experts"),
     )
-    dense = DenseFfn(values.integer("dense_intermediate_size"))
+    dense = Dense(values.integer("dense_intermediate_size"))
     layers = tuple(
-        LayerShape(
+        LayerSpec(
             _attention(values, norm="head", index=index if indexed[layer] else None),
             experts if routed[layer] else dense,
         )
         for layer in range(count)
     )
-    return build_shape(config, values, "minimax_m3", layers)
+    return planned_spec(config, values, "minimax_m3", layers)
 
 
-def read_mimo(config: ShapeConfig) -> ModelShape:
+def read_mimo(config: PlannerConfig) -> ModelSpec:
     """MiMo-7B: a Qwen2 with a prediction head."""
     values = config.text()
     if values.flag("use_sliding_window", default=False):
         raise UnsupportedModel(f"{values.where}: the planner does not support a sliding window in MiMo")
     hidden = values.integer("hidden_size")
     attention = _attention(values, bias=values.flag("attention_bias", default=True))
-    layer = LayerShape(attention, DenseFfn(values.integer("intermediate_size")))
+    layer = LayerSpec(attention, Dense(values.integer("intermediate_size")))
     heads = values.optional_integer("num_nextn_predict_layers", minimum=0) or 0
     each = layer.parameters(hidden) + 2 * hidden * hidden + 3 * hidden
     extras = (ExtraWeights("MTP", heads * each, resident=False),) if heads else ()
-    return build_shape(config, values, "mimo", (layer,) * layer_count(values), extra_parameters=extras)
+    return planned_spec(config, values, "mimo", (layer,) * layer_count(values), extra_parameters=extras)
 
 
 def _attention(
     values: ConfigValues, *, norm: str = "", bias: bool = False, index: SparseIndex | None = None
-) -> FullAttention:
-    return FullAttention(
+) -> Attention:
+    return Attention(
         heads=values.integer("num_attention_heads"),
         kv_heads=values.integer("num_key_value_heads"),
         head_dim=values.integer("head_dim"),

@@ -1,36 +1,37 @@
 """Shapes of the models with multi-head latent attention: DeepSeek V3 to V3.2, Kimi K2, GLM-5.
 
-Called by `shapes.read` through its table. The families differ only in numbers, and in whether an index
+Called by `find_spec` through its table. The families differ only in numbers, and in whether an index
 selects the tokens that attention reads.
 """
 
 from __future__ import annotations
 
 from ridgeline.models.files.config_values import ConfigValues
-from ridgeline.models.shapes.attention import LatentAttention, SparseIndex
-from ridgeline.models.shapes.config import ShapeConfig, build_shape, layer_count, per_layer
-from ridgeline.models.shapes.ffn import DenseFfn, Experts
-from ridgeline.models.shapes.shape import ExtraWeights, LayerShape, ModelShape
-from ridgeline.models.shapes.vision import kimi_tower
+from ridgeline.models.spec.ffn import Dense, Experts
+from ridgeline.models.spec.layer_spec import LayerSpec
+from ridgeline.models.spec.mixers import LatentAttention, SparseIndex
+from ridgeline.models.spec.model_spec import ExtraWeights, ModelSpec
+from ridgeline.models.spec.readers.planner_config import PlannerConfig, layer_count, per_layer, planned_spec
+from ridgeline.models.spec.readers.vision import kimi_tower
 
 
-def read_latent(config: ShapeConfig) -> ModelShape:
+def read_latent(config: PlannerConfig) -> ModelSpec:
     values = config.text()
     family = str(config.outer["model_type"])
     count = layer_count(values)
     owns_index = [kind == "full" for kind in per_layer(values, "indexer_types", count) or ["full"] * count]
     dense = _dense_layers(values, count)
     layers = tuple(
-        LayerShape(
+        LayerSpec(
             _attention(values, owns_index=owns_index[index]),
-            DenseFfn(values.integer("intermediate_size")) if dense[index] else _experts(values),
+            Dense(values.integer("intermediate_size")) if dense[index] else _experts(values),
         )
         for index in range(count)
     )
     extras = [*_prediction_heads(values)]
     if (vision := config.vision()) is not None:
         extras.append(kimi_tower(vision))
-    return build_shape(config, values, family, layers, extra_parameters=tuple(extras))
+    return planned_spec(config, values, family, layers, extra_parameters=tuple(extras))
 
 
 def _attention(values: ConfigValues, *, owns_index: bool) -> LatentAttention:
@@ -76,6 +77,6 @@ def _prediction_heads(values: ConfigValues) -> list[ExtraWeights]:
     if not heads:
         return []
     hidden = values.integer("hidden_size")
-    layer = LayerShape(_attention(values, owns_index=True), _experts(values))
+    layer = LayerSpec(_attention(values, owns_index=True), _experts(values))
     alone = layer.parameters(hidden) + 2 * hidden * hidden + 3 * hidden
     return [ExtraWeights("MTP", heads * alone, resident=False)]

@@ -1,21 +1,22 @@
 """Shape of DeepSeek V4: a window plus compressed attention, several residual streams, experts throughout.
 
-Called by `shapes.read` through its table.
+Called by `find_spec` through its table.
 """
 
 from __future__ import annotations
 
 from ridgeline.models.errors import BrokenModel
 from ridgeline.models.files.config_values import ConfigValues
-from ridgeline.models.shapes.attention import CompressedAttention, SparseIndex
-from ridgeline.models.shapes.config import ShapeConfig, build_shape, layer_count
-from ridgeline.models.shapes.ffn import Experts
-from ridgeline.models.shapes.shape import ExtraWeights, LayerShape, ModelShape
+from ridgeline.models.spec.ffn import Experts
+from ridgeline.models.spec.layer_spec import LayerSpec
+from ridgeline.models.spec.mixers import CompressedAttention, SparseIndex
+from ridgeline.models.spec.model_spec import ExtraWeights, ModelSpec
+from ridgeline.models.spec.readers.planner_config import PlannerConfig, layer_count, planned_spec
 
 SPARSE_RATIO = 4  # entries this fine are selected by an index, and overlap
 
 
-def read_deepseek_v4(config: ShapeConfig) -> ModelShape:
+def read_deepseek_v4(config: PlannerConfig) -> ModelSpec:
     values = config.text()
     count, hidden = layer_count(values), values.integer("hidden_size")
     heads = values.optional_integer("num_nextn_predict_layers", minimum=0) or 0
@@ -30,11 +31,11 @@ def read_deepseek_v4(config: ShapeConfig) -> ModelShape:
     mixing = 2 * ((2 + streams) * streams * (streams * hidden + 1) + 3)
     joining = streams * (streams * hidden + 1) + 1
     experts = _experts(values)
-    layers = tuple(LayerShape(_attention(values, ratio), experts, other=mixing) for ratio in ratios)
+    layers = tuple(LayerSpec(_attention(values, ratio), experts, other=mixing) for ratio in ratios)
     extra = sum(layer.parameters(hidden) for layer in layers[count:])
     extra += heads * (2 * hidden * hidden + 3 * hidden + joining)
     extras = (ExtraWeights("MTP", extra, resident=False),) if heads else ()
-    return build_shape(config, values, "deepseek_v4", layers[:count], extra_parameters=extras, other=joining)
+    return planned_spec(config, values, "deepseek_v4", layers[:count], extra_parameters=extras, other=joining)
 
 
 def _attention(values: ConfigValues, ratio: int) -> CompressedAttention:

@@ -1,6 +1,6 @@
 """Shapes of NVIDIA's Nemotron models: Mamba hybrids (Nemotron-H, Nemotron 3), and pruned Llamas.
 
-Called by `shapes.read` through its table.
+Called by `find_spec` through its table.
 """
 
 from __future__ import annotations
@@ -9,22 +9,24 @@ from typing import Any
 
 from ridgeline.models.errors import BrokenModel, UnsupportedModel
 from ridgeline.models.files.config_values import ConfigValues
-from ridgeline.models.shapes.attention import FullAttention, Mamba2
-from ridgeline.models.shapes.config import ShapeConfig, build_shape, layer_count, state_bytes
-from ridgeline.models.shapes.ffn import DenseFfn, Experts
-from ridgeline.models.shapes.shape import ExtraWeights, LayerShape, ModelShape
+from ridgeline.models.spec.ffn import Dense, Experts
+from ridgeline.models.spec.layer_spec import LayerSpec
+from ridgeline.models.spec.mixers import Attention
+from ridgeline.models.spec.model_spec import ExtraWeights, ModelSpec
+from ridgeline.models.spec.readers.planner_config import PlannerConfig, layer_count, planned_spec, state_bytes
+from ridgeline.models.spec.recurrences import Mamba2
 
 LETTERS = {"M": "mamba", "*": "attention", "-": "mlp", "E": "moe"}
 FFN_MULTIPLE = 256
 
 
-def read_nemotron_h(config: ShapeConfig) -> ModelShape:
+def read_nemotron_h(config: PlannerConfig) -> ModelSpec:
     """A layer is a single part: a state space, attention, an FFN or experts, each after one norm."""
     values = config.text()
     kinds = _kinds(values)
     known = {kind: _layer(values, kind) for kind in set(kinds)}
     layers = tuple(known[kind] for kind in kinds)
-    return build_shape(config, values, "nemotron_h", layers, extra_parameters=_prediction_heads(values))
+    return planned_spec(config, values, "nemotron_h", layers, extra_parameters=_prediction_heads(values))
 
 
 def _kinds(values: ConfigValues) -> list[str]:
@@ -42,13 +44,13 @@ def _kinds(values: ConfigValues) -> list[str]:
     return stated
 
 
-def _layer(values: ConfigValues, kind: str) -> LayerShape:
+def _layer(values: ConfigValues, kind: str) -> LayerSpec:
     if kind == "mamba":
-        return LayerShape(_mamba(values), None, norms=1)
+        return LayerSpec(_mamba(values), None)
     if kind == "attention":
-        return LayerShape(_attention(values), None, norms=1)
+        return LayerSpec(_attention(values), None)
     if kind == "mlp":
-        return LayerShape(None, DenseFfn(values.integer("intermediate_size"), gated=False), norms=1)
+        return LayerSpec(None, Dense(values.integer("intermediate_size"), gated=False))
     experts = Experts(
         num=values.integer("n_routed_experts"),
         per_token=values.integer("num_experts_per_tok"),
@@ -58,7 +60,7 @@ def _layer(values: ConfigValues, kind: str) -> LayerShape:
         gated=False,
         latent_size=values.optional_integer("moe_latent_size"),
     )
-    return LayerShape(None, experts, norms=1)
+    return LayerSpec(None, experts)
 
 
 def _mamba(values: ConfigValues) -> Mamba2:
@@ -75,9 +77,9 @@ def _mamba(values: ConfigValues) -> Mamba2:
     )
 
 
-def _attention(values: ConfigValues) -> FullAttention:
+def _attention(values: ConfigValues) -> Attention:
     older = values.optional_integer("attention_head_dim")
-    return FullAttention(
+    return Attention(
         heads=values.integer("num_attention_heads"),
         kv_heads=values.integer("num_key_value_heads"),
         head_dim=older or values.integer("head_dim"),
@@ -99,7 +101,7 @@ def _prediction_heads(values: ConfigValues) -> tuple[ExtraWeights, ...]:
     return (ExtraWeights("MTP", heads * (layers + 2 * hidden * hidden + 3 * hidden), resident=False),)
 
 
-def read_pruned_llama(config: ShapeConfig) -> ModelShape:
+def read_pruned_llama(config: PlannerConfig) -> ModelSpec:
     """A Llama with searched blocks: attention may be missing, and FFNs differ in size."""
     values = config.text()
     blocks = values.objects("block_configs")
@@ -108,10 +110,10 @@ def read_pruned_llama(config: ShapeConfig) -> ModelShape:
             f"{values.where}: block_configs has {len(blocks)} entries for {layer_count(values)} layers"
         )
     layers = tuple(_block(values, index, block) for index, block in enumerate(blocks))
-    return build_shape(config, values, "nemotron-nas", layers)
+    return planned_spec(config, values, "nemotron-nas", layers)
 
 
-def _block(values: ConfigValues, index: int, block: dict[str, Any]) -> LayerShape:
+def _block(values: ConfigValues, index: int, block: dict[str, Any]) -> LayerSpec:
     inside = ConfigValues(block, values.where, prefix=f"block_configs[{index}].")
     halves = {
         part: ConfigValues(inside.mapping(part) or {}, values.where, prefix=f"{inside.prefix}{part}.")
@@ -125,11 +127,11 @@ def _block(values: ConfigValues, index: int, block: dict[str, Any]) -> LayerShap
     hidden, heads = values.integer("hidden_size"), values.integer("num_attention_heads")
     mixing = None
     if not attention.flag("no_op", default=False):
-        mixing = FullAttention(heads, heads // attention.integer("n_heads_in_group"), hidden // heads)
+        mixing = Attention(heads, heads // attention.integer("n_heads_in_group"), hidden // heads)
     feeding = None
     if not ffn.flag("no_op", default=False):
-        feeding = DenseFfn(_rounded(int(2 * ffn.number("ffn_mult") * hidden / 3)))
-    return LayerShape(mixing, feeding, norms=(mixing is not None) + (feeding is not None))
+        feeding = Dense(_rounded(int(2 * ffn.number("ffn_mult") * hidden / 3)))
+    return LayerSpec(mixing, feeding)
 
 
 def _rounded(size: int) -> int:

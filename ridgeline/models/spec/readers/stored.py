@@ -13,8 +13,8 @@ from typing import Any
 
 from ridgeline.models.errors import UnsupportedModel
 from ridgeline.models.files.config_values import ConfigValues
-from ridgeline.models.shapes.precision import WHOLE, Precision, format_name
-from ridgeline.models.spec.hf_quantization import read_weight_format
+from ridgeline.models.spec.precision import WHOLE, Precision, format_name
+from ridgeline.models.spec.readers.hf_quantization import read_weight_format
 
 # Keys that list the unquantized modules.
 LEFT_OUT_KEYS = ("ignore", "modules_to_not_convert", "exclude_modules", "ignored_layers")

@@ -12,8 +12,8 @@ from typing import Any
 from ridgeline.models.errors import BrokenModel, UnsupportedModel
 from ridgeline.models.files.config_values import ConfigValues, is_set, shown
 from ridgeline.models.spec.families import Family
-from ridgeline.models.spec.hf_features import ORDINARY_LAYER_TYPES
-from ridgeline.models.spec.model_spec import RopeScaling, RopeSpec
+from ridgeline.models.spec.readers.hf_features import ORDINARY_LAYER_TYPES
+from ridgeline.models.spec.rope import RopeScaling, RopeSpec
 
 KNOWN_KEYS = {
     "rope_type",

@@ -1,8 +1,7 @@
-"""Shared by the readers of shapes: a config with its name and neighbouring files, and the common parts of a
-shape.
+"""Shared by the readers of families that are planned, not served: a config with its neighbouring files, and
+the common parts of a spec.
 
-`ShapeConfig` is made by `shapes.read` and passed to one family's reader. Values are read as strictly as for a
-ModelSpec; nothing is guessed.
+`PlannerConfig` is made by `find_spec` and passed to one family's reader. Nothing is guessed.
 """
 
 from __future__ import annotations
@@ -13,9 +12,10 @@ from typing import Any
 
 from ridgeline.models.errors import BrokenModel, UnsupportedModel
 from ridgeline.models.files.config_values import ConfigValues
-from ridgeline.models.shapes.shape import ExtraWeights, LayerShape, ModelShape
-from ridgeline.models.shapes.stored import Storage, read_storage
-from ridgeline.models.spec.hf_config import MAX_LAYERS
+from ridgeline.models.spec.layer_spec import LayerSpec
+from ridgeline.models.spec.model_spec import ExtraWeights, ModelSpec
+from ridgeline.models.spec.readers.hf_config import MAX_LAYERS
+from ridgeline.models.spec.readers.stored import Storage, read_storage
 
 STATE_TYPES = {"float32": 4, "bfloat16": 2, "float16": 2}
 # These keys of an outer, multimodal config apply to the language model inside it.
@@ -23,7 +23,7 @@ OUTER_KEYS = ("dtype", "torch_dtype", "tie_word_embeddings", "quantization_confi
 
 
 @dataclass(frozen=True, slots=True)
-class ShapeConfig:
+class PlannerConfig:
     name: str
     outer: Mapping[str, Any]  # the whole config.json
     quantization: Mapping[str, Any] | None  # hf_quant_config.json, if there is one
@@ -83,17 +83,17 @@ def state_bytes(values: ConfigValues, key: str, default: str) -> int:
     return STATE_TYPES[name]
 
 
-def build_shape(
-    config: ShapeConfig,
+def planned_spec(
+    config: PlannerConfig,
     values: ConfigValues,
     family: str,
-    layers: tuple[LayerShape, ...],
+    layers: tuple[LayerSpec, ...],
     *,
     extra_parameters: tuple[ExtraWeights, ...] = (),
     other: int = 0,
-) -> ModelShape:
+) -> ModelSpec:
     storage = config.storage()
-    return ModelShape(
+    return ModelSpec(
         name=config.name,
         family=family,
         hidden_size=values.integer("hidden_size"),

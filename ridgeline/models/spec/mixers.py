@@ -1,7 +1,7 @@
-"""The kinds of attention as counts: weights, bytes kept per sequence, bytes read and FLOPs per step.
+"""Mixers: how a layer mixes tokens. Softmax attention over keys and values, over latents, or compressed.
 
-Used by `shapes.shape`, filled in by the readers. All kinds have the same methods: `input_matrix` and
-`output_matrix` (weights before and after the mixing of tokens), `vectors` (norms, biases), `kept_bytes`,
+A mixer is a part of a LayerSpec, filled in by the readers. All kinds have the same methods: `input_matrix`
+and `output_matrix` (weights before and after the mixing of tokens), `vectors` (norms, biases), `kept_bytes`,
 `read_bytes` and `flops` of the mixing itself. Holds no tensors and reads no files.
 """
 
@@ -10,11 +10,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from ridgeline.models.spec.model_spec import attended_pairs
+from ridgeline.models.errors import BrokenModel
+from ridgeline.models.spec.recurrences import LinearAttention, Mamba2
+from ridgeline.models.spec.rope import RopeSpec
 
 INDEX_SCALE_BYTES = 4  # for each 8-bit index key of sparse attention
-STATE_BYTES = 4  # recurrent states are float32 unless the config says otherwise
-CONVOLUTION_BYTES = 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,24 +39,37 @@ class SparseIndex:
 
 
 @dataclass(frozen=True, slots=True)
-class FullAttention:
+class Attention:
     """Softmax attention over keys and values, whole or within a window."""
 
     heads: int
     kv_heads: int
     head_dim: int
     value_dim: int | None = None  # None = head_dim
-    window: int | None = None
+    rope: RopeSpec | None = None  # None: queries and keys are not rotated
+    scale: float = 0.0  # multiplies q·k; 0 becomes head_dim^-0.5
+    softcap: float | None = None  # scores become softcap · tanh(score / softcap)
+    window: int | None = None  # sliding window in tokens; None = full attention
     chunked: bool = False  # the window does not slide: it restarts every `window` tokens
     qkv_bias: bool = False
     output_bias: bool = False
-    # One norm shared by all heads, or one as wide as all of them.
+    # Before the rotation: one norm shared by all heads, or one as wide as all of them.
     qk_norm: Literal["", "head", "projection"] = ""
     output_gate: bool = False  # q is twice as wide: half of it gates the output
     head_gate: bool = False  # one gate per head
     keys_are_values: bool = False  # no projection for values
-    sinks: bool = False  # a learned logit per head
+    sinks: bool = False  # a learned logit per head, which takes part in the softmax without a value
     index: SparseIndex | None = None
+
+    def __post_init__(self) -> None:
+        if self.heads % self.kv_heads:
+            raise BrokenModel(f"{self.heads} heads is not a multiple of {self.kv_heads} KV heads")
+        if self.rope is not None and (self.rope.dim % 2 or not 0 < self.rope.dim <= self.head_dim):
+            raise BrokenModel(
+                f"rotary size {self.rope.dim} must be even and at most head_dim {self.head_dim}"
+            )
+        if not self.scale:
+            object.__setattr__(self, "scale", self.head_dim**-0.5)
 
     @property
     def value_width(self) -> int:
@@ -181,108 +194,6 @@ class LatentAttention:
 
 
 @dataclass(frozen=True, slots=True)
-class LinearAttention:
-    """Gated delta net: every token updates a matrix per head; no growing cache."""
-
-    key_heads: int
-    value_heads: int
-    key_dim: int
-    value_dim: int
-    convolution: int  # taps
-    state_bytes: int = STATE_BYTES
-    decay_rank: int | None = None  # Kimi: every key channel has its own decay, through a matrix this narrow
-
-    @property
-    def kv_elements(self) -> int:
-        return 0
-
-    @property
-    def channels(self) -> int:
-        """The channels of the convolution: q, k and v."""
-        return 2 * self.key_heads * self.key_dim + self.value_heads * self.value_dim
-
-    def input_matrix(self, hidden: int) -> int:
-        gate = self.value_heads * self.value_dim
-        plain = hidden * (self.channels + gate + self.value_heads)
-        if self.decay_rank is None:
-            return plain + hidden * self.value_heads
-        return plain + self.decay_rank * (hidden + self.value_heads * self.key_dim)
-
-    def output_matrix(self, hidden: int) -> int:
-        return hidden * self.value_heads * self.value_dim
-
-    def vectors(self, hidden: int) -> int:
-        del hidden
-        decays = self.value_heads * (1 if self.decay_rank is None else self.key_dim)
-        return self.channels * self.convolution + self.value_heads + decays + self.value_dim
-
-    def kept_bytes(self, context: int, kv_bytes: float) -> float:
-        del context, kv_bytes
-        state = self.value_heads * self.key_dim * self.value_dim * self.state_bytes
-        return state + self.channels * (self.convolution - 1) * CONVOLUTION_BYTES
-
-    def read_bytes(self, context: int, kv_bytes: float) -> float:
-        """The state is read and written back."""
-        return 2 * self.kept_bytes(context, kv_bytes)
-
-    def flops(self, tokens: int, context: int) -> int:
-        """A token decays the state, reads it at its key, corrects it, and reads it at its query."""
-        del context
-        return tokens * self.value_heads * 7 * self.key_dim * self.value_dim
-
-
-@dataclass(frozen=True, slots=True)
-class Mamba2:
-    """A selective state space: per head a state of head_dim · state_size, updated by every token."""
-
-    heads: int
-    head_dim: int
-    state_size: int
-    groups: int
-    convolution: int  # taps
-    convolution_bias: bool = True
-    projection_bias: bool = False
-    state_bytes: int = STATE_BYTES
-
-    @property
-    def kv_elements(self) -> int:
-        return 0
-
-    @property
-    def inner(self) -> int:
-        return self.heads * self.head_dim
-
-    @property
-    def channels(self) -> int:
-        return self.inner + 2 * self.groups * self.state_size
-
-    def input_matrix(self, hidden: int) -> int:
-        return hidden * (self.inner + self.channels + self.heads)
-
-    def output_matrix(self, hidden: int) -> int:
-        return hidden * self.inner
-
-    def vectors(self, hidden: int) -> int:
-        convolution = self.channels * (self.convolution + (1 if self.convolution_bias else 0))
-        biases = (self.inner + self.channels + self.heads + hidden) if self.projection_bias else 0
-        return convolution + 3 * self.heads + self.inner + biases
-
-    def kept_bytes(self, context: int, kv_bytes: float) -> float:
-        del context, kv_bytes
-        state = self.inner * self.state_size * self.state_bytes
-        return state + self.channels * (self.convolution - 1) * CONVOLUTION_BYTES
-
-    def read_bytes(self, context: int, kv_bytes: float) -> float:
-        """The state is read and written back."""
-        return 2 * self.kept_bytes(context, kv_bytes)
-
-    def flops(self, tokens: int, context: int) -> int:
-        """A token decays the state, adds to it, and reads it."""
-        del context
-        return tokens * 5 * self.inner * self.state_size
-
-
-@dataclass(frozen=True, slots=True)
 class CompressedAttention:
     """A window of plain tokens, and before it one entry for every `ratio` tokens; keys are the values."""
 
@@ -352,7 +263,14 @@ class CompressedAttention:
         return total
 
 
-Attention = FullAttention | LatentAttention | LinearAttention | Mamba2 | CompressedAttention
+Mixer = Attention | LatentAttention | LinearAttention | Mamba2 | CompressedAttention
+
+
+def attended_pairs(tokens: int, context: int, window: int | None) -> int:
+    """Σ i=1…tokens min(context + i, window), in closed form."""
+    growing = tokens if window is None else max(0, min(tokens, window - context))
+    full = (tokens - growing) * (window or 0)
+    return growing * context + growing * (growing + 1) // 2 + full
 
 
 def _chunked_pairs(tokens: int, chunk: int) -> int:

@@ -1,0 +1,154 @@
+"""The parts of the torch decoder's layers, each built once at load from its LayerSpec and weights.
+
+A layer is a mixer, an ffn and the norms around them; a part knows its own description and weights, and calls
+the ops of the backend. Called by `reference` once per layer and step.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ridgeline.models.errors import UnsupportedModel
+from ridgeline.models.spec.ffn import Dense, Experts, Ffn
+from ridgeline.models.spec.layer_spec import LayerSpec
+from ridgeline.models.spec.mixers import Attention
+from ridgeline.models.spec.model_spec import ModelSpec, NormSpec
+from ridgeline.models.spec.rope import RopeSpec
+from ridgeline.models.weights.torch_weights import LayerWeights, there
+from ridgeline.ops.backend import Backend
+from ridgeline.ops.inputs import StepInputs
+
+Rotation = tuple[Tensor, Tensor]  # cos, sin of the step's tokens
+Window = tuple[int | None, bool]  # its size, and whether it is chunked
+Part = Callable[[Tensor], Tensor]
+
+
+@dataclass(frozen=True, slots=True)
+class StepContext:
+    """What all layers of a step read."""
+
+    inputs: StepInputs
+    rotations: dict[RopeSpec, Rotation]
+    plans: dict[Window, Any]
+
+
+class Layer:
+    def __init__(self, spec: ModelSpec, layer: LayerSpec, weights: LayerWeights, ops: Backend) -> None:
+        if not isinstance(layer.mixer, Attention) or layer.ffn is None:
+            raise UnsupportedModel(f"{spec.name}: the torch decoder computes layers of attention and an FFN")
+        self._norms = layer.norms
+        self._scale = spec.residual_scale
+        w, norm = weights, spec.norm
+        self._attn_norm = build_norm(ops, norm, w.attn_norm, w.attn_norm_bias)
+        self._ffn_norm = build_norm(ops, norm, w.ffn_norm, w.ffn_norm_bias)
+        self._post_attn_norm = build_norm(ops, norm, w.post_attn_norm, w.post_attn_norm_bias)
+        self._post_ffn_norm = build_norm(ops, norm, w.post_ffn_norm, w.post_ffn_norm_bias)
+        self._attention = AttentionPart(layer.mixer, w, ops, norm)
+        self._ffn = build_ffn(layer.ffn, w, ops)
+
+    def forward(self, x: Tensor, kv: Tensor, context: StepContext) -> Tensor:
+        normed = self._attn_norm(x)
+        mixed = self._post_attn_norm(self._attention.forward(normed, kv, context))
+        if self._norms.parallel:
+            fed = self._post_ffn_norm(self._ffn(normed if self._norms.shared else self._ffn_norm(x)))
+            return x + self._scaled(mixed + fed)
+        x = x + self._scaled(mixed)
+        return x + self._scaled(self._post_ffn_norm(self._ffn(self._ffn_norm(x))))
+
+    def _scaled(self, branch: Tensor) -> Tensor:
+        return branch if self._scale == 1.0 else branch * self._scale
+
+
+def build_norm(ops: Backend, norm: NormSpec, weight: Tensor | None, bias: Tensor | None) -> Part:
+    """The norm with these weights; the identity if the layer has none."""
+    if weight is None:
+        return lambda x: x
+    if norm.kind == "rms":
+        return lambda x: ops.rms_norm(x, weight, norm.eps)
+    return lambda x: ops.layer_norm(x, weight, bias, norm.eps)
+
+
+class AttentionPart:
+    def __init__(self, mixer: Attention, weights: LayerWeights, ops: Backend, norm: NormSpec) -> None:
+        self._mixer, self._weights, self._ops = mixer, weights, ops
+        self._q_norm = build_norm(ops, norm, weights.q_norm, None)
+        self._k_norm = build_norm(ops, norm, weights.k_norm, None)
+
+    def forward(self, x: Tensor, kv: Tensor, context: StepContext) -> Tensor:
+        mixer, w, ops = self._mixer, self._weights, self._ops
+        qkv = ops.linear(x, w.qkv, w.qkv_bias)
+        q_width, kv_width = mixer.heads * mixer.head_dim, mixer.kv_heads * mixer.head_dim
+        q, k, v = torch.split(qkv, [q_width, kv_width, kv_width], dim=1)
+        if mixer.qk_norm == "projection":
+            q, k = self._q_norm(q), self._k_norm(k)
+        q, k, v = (part.view(len(x), -1, mixer.head_dim) for part in (q, k, v))
+        if mixer.qk_norm == "head":
+            q, k = self._q_norm(q), self._k_norm(k)
+        if mixer.rope is not None:
+            cos, sin = context.rotations[mixer.rope]
+            q, k = ops.apply_rope(q, cos, sin), ops.apply_rope(k, cos, sin)
+        ops.write_kv(k, v, kv, context.inputs.slots)
+        plan = context.plans[mixer.window, mixer.chunked]
+        out = ops.paged_attention(q, kv, plan, mixer.scale, mixer.softcap, w.sinks)
+        return ops.linear(out.reshape(len(x), -1), w.o, w.o_bias)
+
+
+def build_ffn(ffn: Ffn, weights: LayerWeights, ops: Backend) -> Part:
+    if isinstance(ffn, Dense):
+        return _dense(ffn, weights, ops)
+    return ExpertsPart(ffn, weights, ops).forward
+
+
+def _dense(ffn: Dense, weights: LayerWeights, ops: Backend) -> Part:
+    w, down = weights, there(weights.down)
+    if ffn.gated:
+        gate_up = there(w.gate_up)
+        return lambda x: ops.gated_mlp(x, gate_up, down, ffn.activation, w.gate_up_bias, w.down_bias)
+    up = there(w.up)
+    return lambda x: ops.mlp(x, up, down, ffn.activation, w.up_bias, w.down_bias)
+
+
+class ExpertsPart:
+    """Routed experts, with a part that all tokens use where the family has one."""
+
+    def __init__(self, ffn: Experts, weights: LayerWeights, ops: Backend) -> None:
+        if ffn.router.scores == "sparsemixer":
+            raise UnsupportedModel("routing by sparsemixer is not supported")
+        self._ffn, self._weights, self._ops = ffn, weights, ops
+
+    def forward(self, x: Tensor) -> Tensor:
+        ffn, w, ops, router = self._ffn, self._weights, self._ops, self._ffn.router
+        assert router.scores != "sparsemixer"
+        chosen, shares = ops.route(
+            ops.linear(x, there(w.router), w.router_bias),
+            ffn.per_token,
+            scores=router.scores,
+            normalized=router.normalized,
+            scale=router.scale,
+            choice_bias=w.choice_bias,
+            groups=router.groups,
+            top_groups=router.top_groups,
+        )
+        out = ops.experts(
+            x,
+            chosen,
+            shares,
+            there(w.experts_gate_up),
+            there(w.experts_down),
+            ffn.activation,
+            w.experts_gate_up_bias,
+            w.experts_down_bias,
+            ffn.clamp,
+            router.scales_input,
+        )
+        if not ffn.shared_size:
+            return out
+        shared = ops.gated_mlp(x, there(w.gate_up), there(w.down), ffn.activation)
+        if w.shared_scale is not None:
+            shared = torch.sigmoid(ops.linear(x, w.shared_scale)) * shared
+        return out + shared
