@@ -21,5 +21,9 @@ class BrokenModel(ModelError):
     """A file is missing, truncated, altered or inconsistent; the message names the file."""
 
 
+class ImpossibleShape(BrokenModel):
+    """A layer's sizes contradict each other. The reader that meets it adds the file."""
+
+
 class TemplateError(ModelError):
     """The chat template is missing, or rejected these messages."""

@@ -122,7 +122,7 @@ def test_the_details_of_a_known_config_are_all_there(tmp_path: Path) -> None:
     assert (spec.num_heads, spec.num_kv_heads, spec.head_dim) == (64, 8, 128)
     assert (spec.vocab_size, spec.max_context, spec.tied_embeddings) == (128_256, 131_072, False)
     assert (spec.bos_id, spec.eos_ids, spec.pad_id) == (128_000, (128_001, 128_008, 128_009), None)
-    rope = spec.layers[0].rope
+    rope = spec.attentions[0].rope
     assert rope.theta == 500_000.0
     assert rope.scaling is not None
     assert (rope.scaling.kind, rope.scaling.factor, rope.scaling.original_context) == ("llama3", 8.0, 8192)

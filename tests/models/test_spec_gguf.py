@@ -111,9 +111,9 @@ def test_smollm2_has_the_parameters_its_makers_state(smollm2_path: Path) -> None
     assert (spec.family, spec.num_layers, spec.hidden_size, spec.ffn_size) == ("llama", 30, 576, 1536)
     assert (spec.num_heads, spec.num_kv_heads, spec.head_dim) == (9, 3, 64)
     assert (spec.vocab_size, spec.max_context, spec.tied_embeddings) == (49_152, 8192, True)
-    assert spec.layers[0].rope == RopeSpec(100_000.0, 64)
-    assert spec.norm_eps == 1e-5
-    assert spec.attention_scale == 0.125
+    assert spec.attentions[0].rope == RopeSpec(100_000.0, 64)
+    assert spec.norm.eps == 1e-5
+    assert spec.attentions[0].scale == 0.125
     assert (spec.bos_id, spec.eos_ids, spec.pad_id) == (1, (2, 0), 2)
     assert spec.weight_format == "gguf:Q4_1"
     assert spec.stored_bytes == sum(tensor.nbytes for tensor in GgufFile(smollm2_path).tensors.values())
@@ -134,7 +134,8 @@ def test_each_family_is_read_with_its_flags(
 ) -> None:
     spec = read(tmp_path, architecture, keys, shapes)
     assert spec.family == architecture
-    assert (spec.qkv_bias, spec.qk_norm, spec.post_norms) == flags
+    attention = spec.attentions[0]
+    assert (attention.qkv_bias, bool(attention.qk_norm), spec.layers[0].norms.after) == flags
     assert spec.name == "tiny.F16"
     assert spec.weight_format == "gguf:F16"
     assert (spec.vocab_size, spec.head_dim, spec.tied_embeddings) == (VOCAB, HEAD_DIM, True)
@@ -147,18 +148,18 @@ def test_an_output_tensor_means_the_lm_head_is_not_tied(tmp_path: Path) -> None:
 def test_a_llama_file_with_a_window_is_a_mistral(tmp_path: Path) -> None:
     spec = read(tmp_path, "llama", {**KEYS, "attention.sliding_window": 16}, tensors())
     assert spec.family == "mistral"
-    assert [layer.window for layer in spec.layers] == [16] * LAYERS
+    assert [mixer.window for mixer in spec.attentions] == [16] * LAYERS
 
 
 def test_gemma_alternates_windows_and_keeps_its_local_rope_unscaled(tmp_path: Path) -> None:
     keys = {**GEMMA_KEYS, "rope.scaling.type": "linear", "rope.scaling.factor": 8.0}
     spec = read(tmp_path, "gemma3", keys, GEMMA3)
-    assert [layer.window for layer in spec.layers] == [16] * 5 + [None, 16]
-    assert spec.layers[5].rope == RopeSpec(5e5, HEAD_DIM, RopeScaling("linear", 8.0))
-    assert spec.layers[0].rope == RopeSpec(1e4, HEAD_DIM)
-    assert spec.norm_offset == 0.0  # the file has the 1 added
+    assert [mixer.window for mixer in spec.attentions] == [16] * 5 + [None, 16]
+    assert spec.attentions[5].rope == RopeSpec(5e5, HEAD_DIM, RopeScaling("linear", 8.0))
+    assert spec.attentions[0].rope == RopeSpec(1e4, HEAD_DIM)
+    assert spec.norm.offset == 0.0  # the file has the 1 added
     assert spec.embedding_scale == pytest.approx(HIDDEN**0.5)
-    assert spec.activation == "gelu_tanh"
+    assert spec.layers[0].ffn.activation == "gelu_tanh"
 
 
 def test_yarn_is_read_and_extends_the_context(tmp_path: Path) -> None:
@@ -169,7 +170,7 @@ def test_yarn_is_read_and_extends_the_context(tmp_path: Path) -> None:
         "rope.scaling.original_context_length": 256,
     }
     spec = read(tmp_path, "qwen2", keys, QWEN2)
-    assert spec.layers[0].rope.scaling == RopeScaling("yarn", 4.0, 256)
+    assert spec.attentions[0].rope.scaling == RopeScaling("yarn", 4.0, 256)
     assert spec.max_context == 1024
 
 
@@ -195,13 +196,13 @@ def llama3_divisors(factor: float) -> np.ndarray[Any, Any]:
 
 def test_rope_divisors_of_the_published_llama3_scaling_are_recognized(tmp_path: Path) -> None:
     spec = read(tmp_path, "llama", KEYS, tensors(), divisors=llama3_divisors(32.0))
-    assert spec.layers[0].rope.scaling == RopeScaling("llama3", 32.0, 8192, 1.0, 4.0)
+    assert spec.attentions[0].rope.scaling == RopeScaling("llama3", 32.0, 8192, 1.0, 4.0)
     assert spec.notes == ()
 
 
 def test_other_rope_divisors_are_left_to_the_loader_and_noted(tmp_path: Path) -> None:
     spec = read(tmp_path, "llama", KEYS, tensors(), divisors=np.array([1.0, 2.0, 3.0, 4.0]))
-    assert spec.layers[0].rope.scaling is None
+    assert spec.attentions[0].rope.scaling is None
     assert spec.notes == ("rotary frequencies are divided by the file's own rope_freqs.weight",)
 
 

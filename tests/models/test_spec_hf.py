@@ -183,7 +183,7 @@ def test_a_key_without_effect_is_noted_and_training_keys_are_not() -> None:
 
 
 def windows(spec: ModelSpec) -> list[int | None]:
-    return [layer.window for layer in spec.layers]
+    return [mixer.window for mixer in spec.attentions]
 
 
 def test_mistral_has_a_window_unless_its_config_says_none() -> None:
@@ -225,21 +225,23 @@ def test_rope_scalings_are_read_with_all_their_numbers() -> None:
         "high_freq_factor": 4.0,
         "original_max_position_embeddings": 64,
     }
-    assert read(LLAMA, rope_scaling=llama3).layers[0].rope == RopeSpec(
+    assert read(LLAMA, rope_scaling=llama3).attentions[0].rope == RopeSpec(
         10000.0, 8, RopeScaling("llama3", 8.0, 64, 1.0, 4.0)
     )
     linear = {"type": "linear", "factor": 2}
-    assert read(LLAMA, rope_scaling=linear).layers[0].rope.scaling == RopeScaling("linear", 2.0)
+    assert read(LLAMA, rope_scaling=linear).attentions[0].rope.scaling == RopeScaling("linear", 2.0)
     dynamic = {"type": "dynamic", "factor": 2.0}
-    assert read(LLAMA, rope_scaling=dynamic).layers[0].rope.scaling == RopeScaling("dynamic", 2.0, 256)
+    assert read(LLAMA, rope_scaling=dynamic).attentions[0].rope.scaling == RopeScaling("dynamic", 2.0, 256)
 
 
 def test_yarn_extends_the_context_and_takes_its_attention_factor_from_mscale() -> None:
     yarn = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 256}
     spec = read(QWEN3, rope_scaling=yarn)
     assert spec.max_context == 1024
-    assert spec.layers[0].rope.scaling == RopeScaling("yarn", 4.0, 256)
-    scaled = read(QWEN3, rope_scaling={**yarn, "mscale": 2.0, "mscale_all_dim": 1.0}).layers[0].rope.scaling
+    assert spec.attentions[0].rope.scaling == RopeScaling("yarn", 4.0, 256)
+    scaled = (
+        read(QWEN3, rope_scaling={**yarn, "mscale": 2.0, "mscale_all_dim": 1.0}).attentions[0].rope.scaling
+    )
     assert scaled is not None
     assert scaled.attention_factor == pytest.approx((0.2 * math.log(4) + 1) / (0.1 * math.log(4) + 1))
 
@@ -291,13 +293,13 @@ def test_two_rope_settings_that_disagree_are_refused() -> None:
 def test_the_sparse_published_gemma_config_is_completed_from_the_reference_defaults() -> None:
     spec = read(GEMMA_4B)
     assert (spec.num_heads, spec.num_kv_heads, spec.head_dim, spec.vocab_size) == (8, 4, 256, 262_208)
-    assert (spec.max_context, spec.activation, spec.norm_offset) == (131_072, "gelu_tanh", 1.0)
+    assert (spec.max_context, spec.layers[0].ffn.activation, spec.norm.offset) == (131_072, "gelu_tanh", 1.0)
     assert (spec.bos_id, spec.eos_ids, spec.pad_id) == (2, (1,), 0)
     assert spec.embedding_scale == pytest.approx(math.sqrt(2560))
-    assert spec.attention_scale == pytest.approx(256**-0.5)
+    assert spec.attentions[0].scale == pytest.approx(256**-0.5)
     assert windows(spec)[:7] == [1024] * 5 + [None, 1024]
-    assert spec.layers[5].rope == RopeSpec(1e6, 256, RopeScaling("linear", 8.0))
-    assert spec.layers[0].rope == RopeSpec(1e4, 256)
+    assert spec.attentions[5].rope == RopeSpec(1e6, 256, RopeScaling("linear", 8.0))
+    assert spec.attentions[0].rope == RopeSpec(1e4, 256)
     assert spec.parameters == 3_880_263_168
 
 
@@ -319,7 +321,7 @@ def test_gemma_nested_in_a_multimodal_config_is_read_as_text_and_says_so() -> No
 
 
 def test_gemma_takes_its_attention_scale_from_its_own_key() -> None:
-    assert read(GEMMA_4B, query_pre_attn_scalar=168).attention_scale == pytest.approx(168**-0.5)
+    assert read(GEMMA_4B, query_pre_attn_scalar=168).attentions[0].scale == pytest.approx(168**-0.5)
 
 
 # ---- refusals in plain words ----
@@ -359,7 +361,8 @@ def test_a_switched_off_feature_is_no_reason_to_refuse() -> None:
 
 def test_biases_are_read_where_the_family_has_them_and_refused_elsewhere() -> None:
     biased = read(LLAMA, attention_bias=True, mlp_bias=True)
-    assert (biased.qkv_bias, biased.output_bias, biased.mlp_bias) == (True, True, True)
+    attention = biased.attentions[0]
+    assert (attention.qkv_bias, attention.output_bias, biased.layers[0].ffn.bias) == (True, True, True)
     with pytest.raises(UnsupportedModel, match="attention bias is not supported"):
         read(MISTRAL, attention_bias=True)
     with pytest.raises(UnsupportedModel, match="mlp bias is not supported"):

@@ -60,7 +60,13 @@ EXPERTS: dict[str, tuple[str, dict[str, Any]]] = {
     "mixtral": ("MixtralConfig", {"num_local_experts": 6, "num_experts_per_tok": 2}),
     "qwen3_moe": (
         "Qwen3MoeConfig",
-        {"head_dim": 16, "num_experts": 6, "moe_intermediate_size": 20, "decoder_sparse_step": 2},
+        {
+            "head_dim": 16,
+            "num_experts": 6,
+            "num_experts_per_tok": 2,
+            "moe_intermediate_size": 20,
+            "decoder_sparse_step": 2,
+        },
     ),
     "qwen2_moe": (
         "Qwen2MoeConfig",
@@ -116,10 +122,10 @@ def test_windows_and_rotary_bases_equal_the_reference_layer_by_layer(name: str) 
     spec = read(config)
     with torch.device("meta"):
         model = transformers.AutoModelForCausalLM.from_config(config)
-    for layer, block in zip(spec.layers, model.model.layers, strict=True):
+    for layer, block in zip(spec.attentions, model.model.layers, strict=True):
         window = getattr(block.self_attn, "sliding_window", getattr(config, "sliding_window", None))
         assert layer.window == window
-        assert spec.attention_scale == pytest.approx(block.self_attn.scaling)
+        assert layer.scale == pytest.approx(block.self_attn.scaling)
         rope = config.rope_parameters
         if spec.family == "gemma3":
             rope = rope["full_attention" if window is None else "sliding_attention"]

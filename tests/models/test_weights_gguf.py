@@ -14,6 +14,7 @@ from gguf import GGMLQuantizationType
 
 from ridgeline.models.decoders.reference import Decoder, allocate_kv
 from ridgeline.models.errors import BrokenModel
+from ridgeline.models.spec.mixers import Attention
 from ridgeline.models.spec.read_spec import read_spec
 from ridgeline.models.weights.torch_weights import load_weights
 from ridgeline.ops.backend import select_backend
@@ -32,9 +33,14 @@ def test_every_architecture_loads_as_its_safetensors_do(name: str, tmp_path: Pat
     write_gguf(model, tmp_path / "tiny.gguf", packed_as(F32))
     assert_same(load(tmp_path / "tiny.gguf"), load(tmp_path / "hf"))
     ours, theirs = read_spec(tmp_path / "tiny.gguf"), read_spec(tmp_path / "hf")
-    assert ours.attention_scale == pytest.approx(theirs.attention_scale)  # single precision in the file
-    # What is stored differently: the name, the type, Gemma's 1, and a padding token.
-    same = replace(theirs, norm_offset=0.0, pad_id=None, notes=(), attention_scale=ours.attention_scale)
+    # Stored differently: the name, the type, Gemma's 1, a padding token; a scale in single precision.
+    layers = []
+    for layer, mixer in zip(theirs.layers, ours.attentions, strict=True):
+        assert isinstance(layer.mixer, Attention)
+        assert mixer.scale == pytest.approx(layer.mixer.scale)
+        layers.append(replace(layer, mixer=replace(layer.mixer, scale=mixer.scale)))
+    norm = replace(theirs.norm, offset=0.0)
+    same = replace(theirs, layers=tuple(layers), norm=norm, pad_id=None, notes=())
     for field in fields(ours):
         if field.name not in ("name", "weight_format", "stored_bytes"):
             assert getattr(ours, field.name) == getattr(same, field.name), field.name
@@ -88,7 +94,7 @@ def test_rope_divisors_of_a_file_replace_the_llama3_scaling(tmp_path: Path) -> N
     tensors = {**gguf_tensors(model), "rope_freqs.weight": divisors}
     write_gguf(model, tmp_path / "tiny.gguf", packed_as(F32), tensors)
     spec = read_spec(tmp_path / "tiny.gguf")
-    assert spec.layers[0].rope.scaling is None
+    assert spec.attentions[0].rope.scaling is None
     decoder = Decoder(spec, load(tmp_path / "tiny.gguf"), select_backend("torch"))
     tokens = list(range(1, 90))
     inputs = StepInputs.from_rows([InputRow(tokens, 0, range(6), 0)], 16)

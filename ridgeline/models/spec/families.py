@@ -14,6 +14,7 @@ from typing import Any, Literal
 from ridgeline.models.errors import UnsupportedModel
 from ridgeline.models.spec.ffn import Experts
 from ridgeline.models.spec.model_spec import ModelSpec
+from ridgeline.models.spec.names import GGUF_NAMES, HF_FOUR_NORMS, HF_NAMES, NameMap
 
 # Which layers a configured sliding window applies to:
 #   never       the family has none; a config that sets one is rejected
@@ -44,7 +45,9 @@ class Family:
     window_rule: WindowRule = "never"
     window_pattern: int = 0  # pattern: every n-th layer is full
     local_rope: bool = False  # windowed layers have a separate rope, never scaled
-    gguf_permutes_qk: bool = False  # GGUF stores q and k rows in interleaved rotary order
+    gguf_interleaved: bool = False  # GGUF stores q and k for interleaved rotation
+    hf_names: NameMap = HF_NAMES
+    gguf_names: NameMap = GGUF_NAMES
     experts: Literal["", "mixtral", "qwen", "qwen_shared"] = ""  # how its config names routed experts
     defaults: Mapping[str, Any] = field(default_factory=lambda: MappingProxyType({}))
 
@@ -56,7 +59,7 @@ LLAMA = Family(
     gguf_architecture="llama",
     attention_bias_key=True,
     mlp_bias_key=True,
-    gguf_permutes_qk=True,
+    gguf_interleaved=True,
     defaults=MappingProxyType({"num_key_value_heads": None, "rope_theta": 10_000.0}),
 )
 
@@ -66,7 +69,7 @@ MISTRAL = Family(
     architectures=("MistralForCausalLM",),
     gguf_architecture="llama",  # with attention.sliding_window set
     window_rule="every",
-    gguf_permutes_qk=True,
+    gguf_interleaved=True,
     defaults=MappingProxyType({"sliding_window": 4096, "rope_theta": 10_000.0}),
 )
 
@@ -108,6 +111,7 @@ GEMMA3 = Family(
     window_rule="pattern",
     window_pattern=6,
     local_rope=True,
+    hf_names=HF_FOUR_NORMS,
     defaults=MappingProxyType(
         {
             "vocab_size": 262_208,

@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from ridgeline.models.errors import BrokenModel
+from ridgeline.models.errors import ImpossibleShape
 
 Activation = Literal["silu", "gelu_tanh", "gelu", "relu"]
 
@@ -65,7 +65,7 @@ class Experts:
 
     def __post_init__(self) -> None:
         if not 1 <= self.per_token <= self.num:
-            raise BrokenModel(f"a token cannot use {self.per_token} of {self.num} experts")
+            raise ImpossibleShape(f"a token cannot use {self.per_token} of {self.num} experts")
 
     @property
     def dense_size(self) -> int:

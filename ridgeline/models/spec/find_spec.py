@@ -12,7 +12,7 @@ from dataclasses import replace
 from pathlib import Path
 from types import MappingProxyType
 
-from ridgeline.models.errors import ModelNotFound, UnsupportedModel
+from ridgeline.models.errors import BrokenModel, ImpossibleShape, ModelNotFound, UnsupportedModel
 from ridgeline.models.files.config_values import ConfigValues, read_json_object
 from ridgeline.models.files.hub import fetch_config, hub_id
 from ridgeline.models.files.registry import find_known, resolve
@@ -113,7 +113,10 @@ def _from_config(described: PlannerConfig, spec: Callable[[], ModelSpec]) -> Mod
         raise UnsupportedModel(
             f"{described.where}: the planner does not support model type {model_type!r}. Supported: {known}"
         )
-    return reader(described)
+    try:
+        return reader(described)
+    except ImpossibleShape as error:
+        raise BrokenModel(f"{described.where}: {error}") from error
 
 
 def _path_of(model: str | Path) -> Path:

@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from ridgeline.models.errors import BrokenModel
+from ridgeline.models.errors import ImpossibleShape
 from ridgeline.models.spec.recurrences import LinearAttention, Mamba2
 from ridgeline.models.spec.rope import RopeSpec
 
@@ -63,9 +63,9 @@ class Attention:
 
     def __post_init__(self) -> None:
         if self.heads % self.kv_heads:
-            raise BrokenModel(f"{self.heads} heads is not a multiple of {self.kv_heads} KV heads")
+            raise ImpossibleShape(f"{self.heads} heads is not a multiple of {self.kv_heads} KV heads")
         if self.rope is not None and (self.rope.dim % 2 or not 0 < self.rope.dim <= self.head_dim):
-            raise BrokenModel(
+            raise ImpossibleShape(
                 f"rotary size {self.rope.dim} must be even and at most head_dim {self.head_dim}"
             )
         if not self.scale:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal
 
 RopeScalingKind = Literal["linear", "llama3", "yarn", "dynamic", "longrope"]
@@ -35,4 +35,4 @@ class RopeSpec:
     scaling: RopeScaling | None = None
     # The checkpoint's rotated pairs are neighbours (0, 1), (2, 3), …; loaders reorder the rows of q and k, so
     # that every backend rotates the two halves of a head against each other.
-    interleaved: bool = False
+    interleaved: bool = field(default=False, compare=False)

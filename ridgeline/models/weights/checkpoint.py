@@ -6,29 +6,28 @@ weights' target format.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Protocol
-
-import numpy as np
-from numpy.typing import NDArray
 
 from ridgeline.models.errors import BrokenModel
 from ridgeline.models.files.checkpoint_files import weights_file
 from ridgeline.models.spec.model_spec import ModelSpec
 from ridgeline.models.weights.dequant import Bytes, Floats, dequantize_chunks
 from ridgeline.models.weights.gguf_source import GgufSource
-from ridgeline.models.weights.layout import Piece, pieces
+from ridgeline.models.weights.layout import Piece
+from ridgeline.models.weights.places import Place, stored_rows
 from ridgeline.models.weights.safetensors_source import SafetensorsSource
 
-Rows = NDArray[np.intp]
 Progress = Callable[[int, int], None]
 
 
 class TensorSource(Protocol):
     """An opened checkpoint. Names are its own; `where` is the file to name in an error."""
 
-    def name_of(self, piece: Piece) -> str: ...
+    def places(self) -> dict[Piece, Place]:
+        """Where each piece of the model is."""
 
     def shapes(self) -> dict[str, tuple[int, ...]]: ...
 
@@ -42,9 +41,6 @@ class TensorSource(Protocol):
     def raw(self, name: str) -> Bytes:
         """The tensor's bytes, as a read-only view of the file."""
 
-    def row_order(self, piece: Piece) -> Rows | None:
-        """Row r of the piece is row order[r] of the stored tensor; None: the rows are in order."""
-
     def rope_divisors(self) -> Floats | None: ...
 
 
@@ -56,32 +52,52 @@ def open_source(path: Path, spec: ModelSpec) -> TensorSource:
     return GgufSource(file, spec)
 
 
-def checked_names(source: TensorSource, spec: ModelSpec, path: Path) -> dict[Piece, str]:
-    """The checkpoint's name for every piece, after comparing all names and shapes with the spec."""
-    names = {piece: source.name_of(piece) for piece in pieces(spec)}
+def checked_places(source: TensorSource, spec: ModelSpec, path: Path) -> dict[Piece, Place]:
+    """Where every piece is, after comparing all names and shapes with the spec."""
+    places = source.places()
     shapes = source.shapes()
-    missing = [name for name in names.values() if name not in shapes]
+    rows = stored_rows(places.items())
+    wanted = {place.name: (rows[place.name], *piece.shape[1:]) for piece, place in places.items()}
+    missing = [name for name in wanted if name not in shapes]
     if missing:
         raise BrokenModel(f"{path}: {len(missing)} tensors are missing: {_some(missing)}")
-    wanted = set(names.values())
     unexpected = [name for name in shapes if name not in wanted and not source.is_harmless(name)]
     if unexpected:
         raise BrokenModel(
             f"{path}: {len(unexpected)} tensors do not belong to a {spec.family} model "
             f"with this configuration: {_some(unexpected)}"
         )
-    for piece, name in names.items():
-        if shapes[name] != piece.shape:
+    for name, shape in wanted.items():
+        if _as_matrix(shapes[name], len(shape)) != shape:
             raise BrokenModel(
                 f"{source.where(name)}: tensor {name} has shape {list(shapes[name])}, "
-                f"but the configuration says {list(piece.shape)}"
+                f"but the configuration says {list(shape)}"
             )
-    return names
+    return places
 
 
-def float_chunks(source: TensorSource, name: str) -> Iterator[tuple[int, Floats]]:
-    """(index of the first element, elements) of a stored tensor, in bounded pieces."""
-    return dequantize_chunks(source.raw(name), source.type_of(name))
+def _as_matrix(shape: tuple[int, ...], dims: int) -> tuple[int, ...]:
+    """A stack of matrices as one, a stack of vectors as one."""
+    rows = math.prod(shape[: len(shape) - dims + 1])
+    return (rows, *shape[len(shape) - dims + 1 :])
+
+
+def stored_bytes(source: TensorSource, piece: Piece, place: Place) -> Bytes:
+    """The bytes of a piece, in its order; a view of the file where its rows are neighbours."""
+    raw = source.raw(place.name)
+    if place.rows is None:
+        return raw
+    width = math.prod(piece.shape[1:])
+    matrix = raw.reshape(math.prod(source.shapes()[place.name]) // width, -1)
+    first = place.first_row
+    if first is not None:
+        return matrix[first : first + piece.shape[0]].reshape(-1)
+    return matrix[place.rows].reshape(-1)
+
+
+def float_chunks(source: TensorSource, piece: Piece, place: Place) -> Iterator[tuple[int, Floats]]:
+    """(index of the first element, elements) of a piece, in bounded parts."""
+    return dequantize_chunks(stored_bytes(source, piece, place), source.type_of(place.name))
 
 
 def not_finite(source: TensorSource, name: str, dtype: str) -> BrokenModel:

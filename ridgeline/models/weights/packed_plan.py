@@ -6,7 +6,7 @@ so that the kernel that multiplies them finds both halves of a product next to e
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
@@ -53,15 +53,11 @@ class Fused:
         """Weights per row; 0 for a vector."""
         return self.parts[0].shape[1] if self.is_matrix else 0
 
-    def rows(self, orders: Sequence[Rows | None]) -> Rows:
-        """[n] indices into the stored rows of all parts, concatenated; PADDING where there is none.
-
-        orders: for each part, row r of the piece is row order[r] of the stored tensor; None: in order.
-        """
+    def rows(self) -> Rows:
+        """[n] indices into the rows of all parts, concatenated; PADDING where there is none."""
         indices, first = [], 0
-        for piece, order in zip(self.parts, orders, strict=True):
-            rows = np.arange(piece.shape[0]) if order is None else order
-            indices.append(rows + first)
+        for piece in self.parts:
+            indices.append(np.arange(piece.shape[0]) + first)
             first += piece.shape[0]
         return _alternating(*indices) if self._alternates else np.concatenate(indices)
 

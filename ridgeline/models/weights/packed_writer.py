@@ -16,7 +16,7 @@ import numpy as np
 
 from ridgeline.models.spec.model_spec import ModelSpec
 from ridgeline.models.weights import packed_cache
-from ridgeline.models.weights.checkpoint import Progress, TensorSource, checked_names, open_source
+from ridgeline.models.weights.checkpoint import Progress, TensorSource, checked_places, open_source
 from ridgeline.models.weights.layout import Piece
 from ridgeline.models.weights.packed_file import (
     FileTarget,
@@ -28,6 +28,7 @@ from ridgeline.models.weights.packed_file import (
 )
 from ridgeline.models.weights.packed_plan import ROPE_DIVISORS, Fused, fused_tensors
 from ridgeline.models.weights.packing import FusedMatrix, read_vector, rounding_notes
+from ridgeline.models.weights.places import Place
 from ridgeline.ops.cpu.library import Bytes, Floats
 
 MAX_PACKING_THREADS = 8
@@ -44,10 +45,10 @@ class Packing:
         """Opens the checkpoint, checks it and plans its layout; an empty key stores nothing on disk."""
         self._spec = spec
         source = open_source(path, spec)
-        names = checked_names(source, spec, path)
+        places = checked_places(source, spec, path)
         fused = list(fused_tensors(spec))
-        self._matrices = [FusedMatrix(each, source, names, weights) for each in fused if each.is_matrix]
-        self._vectors = _read_vectors(fused, source, names, spec)
+        self._matrices = [FusedMatrix(each, source, places, weights) for each in fused if each.is_matrix]
+        self._vectors = _read_vectors(fused, source, places, spec)
         sections = lay_out(
             [(m.name, m.format, m.n, m.k) for m in self._matrices],
             [(name, len(values)) for name, values in self._vectors.items()],
@@ -130,13 +131,13 @@ def _pack_chunk(target: _Target, matrix: FusedMatrix, first: int, last: int, off
 
 
 def _read_vectors(
-    fused: Sequence[Fused], source: TensorSource, names: dict[Piece, str], spec: ModelSpec
+    fused: Sequence[Fused], source: TensorSource, places: dict[Piece, Place], spec: ModelSpec
 ) -> dict[str, Floats]:
     vectors = {}
     for each in fused:
         if not each.is_matrix:
             offset = spec.norm.offset if each.parts[0].is_norm else 0.0
-            vectors[each.name] = read_vector(each, source, names, offset)
+            vectors[each.name] = read_vector(each, source, places, offset)
     divisors = source.rope_divisors()
     if divisors is not None:
         vectors[ROPE_DIVISORS] = divisors

@@ -6,6 +6,7 @@ if the format holds them without loss; everything else goes through floats. Call
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -16,11 +17,12 @@ from numpy.typing import NDArray
 from ridgeline.models.errors import BrokenModel
 from ridgeline.models.files.gguf import BLOCK_SIZES, TENSOR_TYPES
 from ridgeline.models.files.gguf_scales import check_scales
-from ridgeline.models.weights.checkpoint import TensorSource, not_finite
+from ridgeline.models.weights.checkpoint import TensorSource, not_finite, stored_bytes
 from ridgeline.models.weights.dequant import Bytes, Floats, dequantize
 from ridgeline.models.weights.layout import Piece
 from ridgeline.models.weights.packed_formats import FORMAT_NAMES, LOSSLESS, choose_format, is_lossless
 from ridgeline.models.weights.packed_plan import PADDING, PANEL_ROWS, Fused, Rows
+from ridgeline.models.weights.places import Place
 from ridgeline.models.weights.reblock import reblock
 from ridgeline.ops.cpu import library
 from ridgeline.ops.cpu.library import Format
@@ -48,18 +50,25 @@ class Part:
     name: str  # the checkpoint's name
     type: str
     rows: int
+    stored_rows: int  # of the whole stored tensor
+    order: Rows | None  # row r of the part is its row order[r]
+
+
+def _part(source: TensorSource, piece: Piece, place: Place) -> Part:
+    stored = math.prod(source.shapes()[place.name]) // math.prod(piece.shape[1:])
+    return Part(place.name, source.type_of(place.name), piece.shape[0], stored, place.rows)
 
 
 class FusedMatrix:
     """A matrix being packed from the checkpoint into panels."""
 
-    def __init__(self, fused: Fused, source: TensorSource, names: dict[Piece, str], policy: str) -> None:
+    def __init__(self, fused: Fused, source: TensorSource, places: dict[Piece, Place], policy: str) -> None:
         self.name, self.n, self.k = fused.name, fused.n, fused.k
-        self.parts = [Part(names[p], source.type_of(names[p]), p.shape[0]) for p in fused.parts]
+        self.parts = [_part(source, piece, places[piece]) for piece in fused.parts]
         stored = [part.type for part in self.parts]
         self.format = choose_format(policy, stored, outermost=fused.is_outermost)
         self._source = source
-        self._rows = fused.rows([source.row_order(piece) for piece in fused.parts])
+        self._rows = fused.rows()
         self._starts = np.cumsum([0, *(part.rows for part in self.parts)])
 
     @property
@@ -123,8 +132,9 @@ class FusedMatrix:
     def _stored(self, rows: Rows, index: int) -> tuple[Bytes, NDArray[np.bool_]]:
         """[rows, bytes] of the rows that belong to this part, and a mask of them."""
         part, inside = self.parts[index], self._inside(rows, index)
-        tensor = self._source.raw(part.name).reshape(part.rows, -1)
-        return tensor[rows[inside] - self._starts[index]], inside
+        tensor = self._source.raw(part.name).reshape(part.stored_rows, -1)
+        wanted = rows[inside] - self._starts[index]
+        return tensor[wanted if part.order is None else part.order[wanted]], inside
 
     def _inside(self, rows: Rows, index: int) -> NDArray[np.bool_]:
         inside: NDArray[np.bool_] = (rows >= self._starts[index]) & (rows < self._starts[index + 1])
@@ -136,16 +146,17 @@ class FusedMatrix:
         return BrokenModel(f"{where}: tensor {names} cannot be packed: {error}")
 
 
-def read_vector(fused: Fused, source: TensorSource, names: dict[Piece, str], offset: float) -> Floats:
+def read_vector(fused: Fused, source: TensorSource, places: dict[Piece, Place], offset: float) -> Floats:
     """A norm with its family's offset added, or a bias in its matrix's row order, padded with 0."""
     values = []
     for piece in fused.parts:
-        name = names[piece]
-        floats = dequantize(source.raw(name), source.type_of(name)) + np.float32(offset)
+        place = places[piece]
+        stored = stored_bytes(source, piece, place)
+        floats = dequantize(stored, source.type_of(place.name)) + np.float32(offset)
         if not np.isfinite(floats).all():
-            raise not_finite(source, name, "float32")
+            raise not_finite(source, place.name, "float32")
         values.append(floats)
-    rows = fused.rows([source.row_order(piece) for piece in fused.parts])
+    rows = fused.rows()
     gathered: Floats = np.concatenate(values)[rows]
     gathered[rows == PADDING] = 0
     return gathered

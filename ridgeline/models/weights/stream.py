@@ -22,8 +22,15 @@ from torch import Tensor
 
 from ridgeline.models.errors import BrokenModel
 from ridgeline.models.spec.model_spec import ModelSpec
-from ridgeline.models.weights.checkpoint import Progress, checked_names, not_finite, open_source
+from ridgeline.models.weights.checkpoint import (
+    Progress,
+    checked_places,
+    float_chunks,
+    not_finite,
+    open_source,
+)
 from ridgeline.models.weights.layout import Piece
+from ridgeline.models.weights.places import Place
 from ridgeline.models.weights.safetensors_source import SafetensorsSource
 from ridgeline.models.weights.torch_weights import DecoderWeights, allocate_weights, load_weights, target_rows
 
@@ -51,21 +58,22 @@ def stream_weights(
     source = open_source(path, spec)
     if not isinstance(source, SafetensorsSource):
         return load_weights(path, spec, dtype, progress, device)
-    names = checked_names(source, spec, path)
+    places = checked_places(source, spec, path)
     weights = allocate_weights(spec, dtype, device, source.rope_divisors())
     transfer = _Transfer(torch.device(device), chunk_bytes)
-    total = sum(math.prod(piece.shape) for piece in names)
+    total = sum(math.prod(piece.shape) for piece in places)
     with ExitStack() as files:
-        opened = {file: _open(file, files) for file in {source.where(name) for name in names.values()}}
+        opened = {file: _open(file, files) for file in {source.where(p.name) for p in places.values()}}
         jobs = sorted(
             (
                 chunk
-                for piece, name in names.items()
-                for chunk in _chunks(source, name, opened, target_rows(weights, piece), chunk_bytes)
+                for piece, place in places.items()
+                if _is_direct(source, place)
+                for chunk in _chunks(source, place, opened, target_rows(weights, piece), chunk_bytes)
             ),
             key=lambda chunk: (chunk.path, chunk.offset),  # neighbours in a file are read in order
         )
-        done = 0
+        done = _read_others(source, places, weights)
         # Closed before the files: no reader outlives the file it reads.
         with closing(transfer.run(jobs, readers)) as reports:
             for sent in reports:
@@ -74,7 +82,7 @@ def stream_weights(
                     progress(done, total)
     if transfer.on_gpu:
         torch.cuda.empty_cache()  # frees what conversions used
-    _finish(weights, spec, names, source, dtype)
+    _finish(weights, spec, places, source, dtype)
     return weights
 
 
@@ -99,18 +107,37 @@ def _open(path: Path, files: ExitStack) -> int:
     return descriptor
 
 
+def _is_direct(source: SafetensorsSource, place: Place) -> bool:
+    """Whether the piece is one range of its file."""
+    return place.first_row is not None and not source.is_transposed(place.name)
+
+
+def _read_others(source: SafetensorsSource, places: dict[Piece, Place], weights: DecoderWeights) -> int:
+    """Read the pieces that are not one range of a file; returns their elements."""
+    done = 0
+    for piece, place in places.items():
+        if not _is_direct(source, place):
+            flat = target_rows(weights, piece).view(-1)
+            for first, values in float_chunks(source, piece, place):
+                flat[first : first + len(values)].copy_(torch.from_numpy(values))
+            done += len(flat)
+    return done
+
+
 def _chunks(
-    source: SafetensorsSource, name: str, opened: dict[Path, int], rows: Tensor, chunk_bytes: int
+    source: SafetensorsSource, place: Place, opened: dict[Path, int], rows: Tensor, chunk_bytes: int
 ) -> Iterator[_Chunk]:
-    path, place, dtype = source.where(name), source.place(name), _DTYPES[source.type_of(name)]
+    name = place.name
+    path, stored, dtype = source.where(name), source.tensor(name), _DTYPES[source.type_of(name)]
     flat = rows.view(-1)
+    begin = stored.offset + (place.first_row or 0) * (len(flat) // len(rows)) * dtype.itemsize
     step = chunk_bytes // dtype.itemsize
     for first in range(0, len(flat), step):
         out = flat[first : first + step]
         yield _Chunk(
             path=path,
             descriptor=opened[path],
-            offset=place.offset + first * dtype.itemsize,
+            offset=begin + first * dtype.itemsize,
             nbytes=len(out) * dtype.itemsize,
             dtype=dtype,
             out=out,
@@ -226,23 +253,23 @@ def _unreadable(path: Path, error: OSError) -> BrokenModel:
 def _finish(
     weights: DecoderWeights,
     spec: ModelSpec,
-    names: dict[Piece, str],
+    places: dict[Piece, Place],
     source: SafetensorsSource,
     dtype: torch.dtype,
 ) -> None:
     """Finish the norms, and check every tensor: one sum each, read together."""
     sums = []
-    for piece in names:
+    for piece in places:
         rows = target_rows(weights, piece)
         if piece.is_norm and spec.norm.offset:
             rows += spec.norm.offset
         # In float64 a GPU would first make a wide copy of the tensor.
         sums.append(rows.sum(dtype=torch.float32))
     finite = torch.isfinite(torch.stack(sums)).tolist()
-    for (piece, name), is_finite in zip(names.items(), finite, strict=True):
+    for (piece, place), is_finite in zip(places.items(), finite, strict=True):
         # Large finite values may overflow a float32 sum: then each element is checked.
         if not is_finite and not _all_finite(target_rows(weights, piece)):
-            raise not_finite(source, name, str(dtype).removeprefix("torch."))
+            raise not_finite(source, place.name, str(dtype).removeprefix("torch."))
 
 
 def _all_finite(rows: Tensor) -> bool:

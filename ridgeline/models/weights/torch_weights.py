@@ -19,13 +19,14 @@ from ridgeline.models.spec.model_spec import ModelSpec
 from ridgeline.models.weights.checkpoint import (
     Progress,
     TensorSource,
-    checked_names,
+    checked_places,
     float_chunks,
     not_finite,
     open_source,
 )
 from ridgeline.models.weights.dequant import Floats
 from ridgeline.models.weights.layout import Piece, pieces
+from ridgeline.models.weights.places import Place
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,17 +105,17 @@ def load_weights(
     `progress` is called with (elements read, total elements) after each tensor.
     """
     source = open_source(path, spec)
-    names = checked_names(source, spec, path)
+    places = checked_places(source, spec, path)
     weights = allocate_weights(spec, dtype, device, source.rope_divisors())
-    total, done = sum(math.prod(piece.shape) for piece in names), 0
-    for piece, name in names.items():
+    total, done = sum(math.prod(piece.shape) for piece in places), 0
+    for piece, place in places.items():
         rows = target_rows(weights, piece)
-        _read_into(rows, source, piece, name)
+        _read_into(rows, source, piece, place)
         if piece.is_norm and spec.norm.offset:
             rows += spec.norm.offset
         # A sum in float64 is finite exactly when every element is, and needs no memory.
         if not math.isfinite(rows.sum(dtype=torch.float64).item()):
-            raise not_finite(source, name, str(dtype).removeprefix("torch."))
+            raise not_finite(source, place.name, str(dtype).removeprefix("torch."))
         done += math.prod(piece.shape)
         if progress is not None:
             progress(done, total)
@@ -136,13 +137,10 @@ def random_weights(
     return weights
 
 
-def _read_into(out: Tensor, source: TensorSource, piece: Piece, name: str) -> None:
+def _read_into(out: Tensor, source: TensorSource, piece: Piece, place: Place) -> None:
     flat = out.view(-1)
-    for first, values in float_chunks(source, name):
+    for first, values in float_chunks(source, piece, place):
         flat[first : first + len(values)].copy_(torch.from_numpy(values))
-    order = source.row_order(piece)
-    if order is not None:
-        out.copy_(out[torch.from_numpy(order)])
 
 
 def allocate_weights(

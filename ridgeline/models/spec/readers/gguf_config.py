@@ -11,7 +11,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from ridgeline.models.errors import BrokenModel, UnsupportedModel
+from ridgeline.models.errors import BrokenModel, ImpossibleShape, UnsupportedModel
 from ridgeline.models.files.config_values import ConfigValues, shown
 from ridgeline.models.files.gguf import GgufFile
 from ridgeline.models.spec.families import BY_GGUF_ARCHITECTURE, MISTRAL, Family
@@ -35,7 +35,10 @@ def spec_from_gguf(gguf: GgufFile) -> ModelSpec:
     values = _architecture_values(gguf)
     family = _find_family(gguf, values)
     hidden_size = values.integer("embedding_length")
-    layers, notes = _read_layers(gguf, values, family, hidden_size)
+    try:
+        layers, notes = _read_layers(gguf, values, family, hidden_size)
+    except ImpossibleShape as error:
+        raise BrokenModel(f"{gguf.path}: {error}") from error
     vocab_size = _vocab_size(gguf, hidden_size)
     bos_id, eos_ids, pad_id = _special_tokens(gguf, vocab_size)
     spec = ModelSpec(

@@ -40,7 +40,7 @@ def read_gguf_ropes(
     notes: tuple[str, ...] = ()
     if ROPE_DIVISORS in gguf.tensors:
         scaling, notes = _read_divisors(gguf, family, theta, dim, scaling)
-    full = RopeSpec(theta, dim, scaling)
+    full = RopeSpec(theta, dim, scaling, interleaved=family.gguf_interleaved)
     if not family.local_rope:
         return full, full, notes
     return full, RopeSpec(values.optional_number("rope.freq_base_swa") or LOCAL_THETA, dim), notes
@@ -72,7 +72,7 @@ def _read_divisors(
 ) -> tuple[RopeScaling | None, tuple[str, ...]]:
     """The scaling equivalent to rope_freqs.weight, if it is a known one."""
     tensor = gguf.tensors[ROPE_DIVISORS]
-    if scaling is not None or not family.gguf_permutes_qk:
+    if scaling is not None or not family.gguf_interleaved:
         raise UnsupportedModel(
             f"{gguf.path}: {ROPE_DIVISORS} in the family {family.name}, or with another rope scaling, "
             "is not supported"

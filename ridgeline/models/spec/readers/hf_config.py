@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from typing import Any
 
-from ridgeline.models.errors import BrokenModel, UnsupportedModel
+from ridgeline.models.errors import BrokenModel, ImpossibleShape, UnsupportedModel
 from ridgeline.models.files.config_values import ConfigValues, is_set, shown
 from ridgeline.models.spec.families import BY_MODEL_TYPE, SERVED_FAMILIES, Family
 from ridgeline.models.spec.ffn import Activation, Dense, Experts
@@ -64,7 +64,10 @@ def spec_from_hf(
     family = _find_family(config, where)
     values = ConfigValues(config, where, defaults=family.defaults)
     hidden_size = values.integer("hidden_size")
-    layers = _read_layers(values, family, hidden_size)
+    try:
+        layers = _read_layers(values, family, hidden_size)
+    except ImpossibleShape as error:
+        raise BrokenModel(f"{where}: {error}") from error
     vocab_size = values.integer("vocab_size")
     bos_id, eos_ids, pad_id = _special_tokens(values, generation_config or {}, vocab_size, name)
     if tokenizer_end is not None and tokenizer_end not in eos_ids and tokenizer_end < vocab_size:
