@@ -8,8 +8,11 @@ import pytest
 import torch
 
 from ridgeline.engine.config import EngineConfig
+from ridgeline.engine.errors import InvalidConfig
 from ridgeline.engine.plan.request import Request, SamplingParams
 from ridgeline.engine.start.build import build_engine
+from ridgeline.models.spec.coverage import refusal
+from ridgeline.models.spec.read_spec import read_spec
 from tests.models.tiny_checkpoints import MODELS, VOCAB, tiny_model
 
 BACKENDS = {
@@ -25,10 +28,12 @@ TIE = 1e-4
 def test_greedy_output_equals_transformers(name, backend, tmp_path, weights_are_not_kept):
     model = tiny_model(name)
     model.save_pretrained(tmp_path)
-    built = build_engine(
-        EngineConfig(model=str(tmp_path), kv_tokens=4096, step_tokens=32, threads=1, **BACKENDS[backend]),
-        tmp_path,
-    )
+    config = EngineConfig(model=str(tmp_path), kv_tokens=4096, step_tokens=32, threads=1, **BACKENDS[backend])
+    if (reason := refusal(read_spec(tmp_path), backend)) is not None:
+        with pytest.raises(InvalidConfig, match=reason):
+            build_engine(config, tmp_path)
+        return
+    built = build_engine(config, tmp_path)
     rng = random.Random(name)
     prompts = {f"r{i}": [rng.randrange(3, VOCAB) for _ in range(rng.randrange(1, 60))] for i in range(8)}
     outputs: dict[str, list[int]] = {request_id: [] for request_id in prompts}

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from ridgeline.models.errors import BrokenModel, UnsupportedModel
 from ridgeline.models.spec.describe import describe
 from ridgeline.models.spec.families import check_servable
-from ridgeline.models.spec.ffn import Experts
+from ridgeline.models.spec.ffn import Experts, Router
 from ridgeline.models.spec.model_spec import ModelSpec, longest_context
 from ridgeline.models.spec.rope import RopeScaling, RopeSpec
 from tests.models.specs import decoder_spec
@@ -150,7 +150,7 @@ def test_a_dense_model_in_a_plain_or_gguf_format_is_servable() -> None:
 @pytest.mark.parametrize(
     ("change", "words"),
     [
-        ({"experts": Experts(8, 2, 10)}, "mixture of experts is not supported yet"),
+        ({"experts": Experts(8, 2, 10, router=Router("sparsemixer"))}, "sparsemixer is not supported"),
         ({"weight_format": "nvfp4"}, "weights quantized as nvfp4 are not supported yet"),
     ],
 )
@@ -187,8 +187,8 @@ def test_the_description_holds_the_figures_a_user_asks_for() -> None:
 
 
 def test_the_description_says_why_a_model_is_not_served_and_what_is_active() -> None:
-    spec = tiny(experts=Experts(8, 2, 10))
+    spec = tiny(experts=Experts(8, 2, 10, router=Router("sparsemixer")))
     lines = dict(describe(spec))
-    assert lines["served"].startswith("no: mixture of experts")
+    assert lines["served"].startswith("no: routing by sparsemixer")
     assert lines["active per token"] == f"{spec.active_parameters:,}"
     assert lines["FFN"] == "2 of 8 experts of 10 (silu)"

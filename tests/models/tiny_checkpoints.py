@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import gguf
 import numpy as np
 import torch
+import transformers
 from transformers import (
     Gemma3ForCausalLM,
     Gemma3TextConfig,
@@ -103,6 +105,46 @@ MODELS: dict[str, Callable[[], PreTrainedModel]] = {
     ),
     "gemma3-untied-capped": lambda: _gemma3(tie_word_embeddings=False, final_logit_softcapping=3.0),
 }
+
+
+# Routed experts: (class, its own settings).
+EXPERTS: dict[str, tuple[str, dict[str, Any]]] = {
+    "mixtral": ("Mixtral", {"num_local_experts": 4, "num_experts_per_tok": 2}),
+    "qwen2-moe": (
+        "Qwen2Moe",
+        {
+            "num_experts": 5,
+            "num_experts_per_tok": 2,
+            "moe_intermediate_size": 32,
+            "shared_expert_intermediate_size": 48,
+            "mlp_only_layers": [1],
+        },
+    ),
+    "qwen3-moe": (
+        "Qwen3Moe",
+        {
+            "num_experts": 6,
+            "num_experts_per_tok": 3,
+            "moe_intermediate_size": 32,
+            "head_dim": 24,
+            "norm_topk_prob": True,
+        },
+    ),
+    "qwen3-moe-unnormalized": (
+        "Qwen3Moe",
+        {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32, "norm_topk_prob": False},
+    ),
+}
+
+
+def _with_experts(name: str) -> PreTrainedModel:
+    kind, settings = EXPERTS[name]
+    config = getattr(transformers, f"{kind}Config")(**{**SIZES, "tie_word_embeddings": False, **settings})
+    model: PreTrainedModel = getattr(transformers, f"{kind}ForCausalLM")(config)
+    return model
+
+
+MODELS |= {name: partial(_with_experts, name) for name in EXPERTS}
 
 
 def tiny_model(name: str) -> PreTrainedModel:

@@ -14,7 +14,7 @@ from typing import Literal
 from ridgeline.engine.config import EngineConfig
 from ridgeline.engine.errors import BackendUnavailable, InvalidConfig
 from ridgeline.engine.start.gpu_probe import Gpu, find_gpu, why_not_usable
-from ridgeline.models.decoders.coverage import refusal
+from ridgeline.models.spec.coverage import refusal
 from ridgeline.models.spec.model_spec import ModelSpec
 from ridgeline.ops.cpu import library
 

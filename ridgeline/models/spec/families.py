@@ -12,8 +12,15 @@ from types import MappingProxyType
 from typing import Any, Literal
 
 from ridgeline.models.errors import UnsupportedModel
-from ridgeline.models.spec.ffn import Experts
+from ridgeline.models.spec.coverage import refusal
 from ridgeline.models.spec.model_spec import ModelSpec
+from ridgeline.models.spec.moe_families import (
+    MIXTRAL_EXPERTS,
+    MIXTRAL_NAMES,
+    QWEN_EXPERTS,
+    QWEN_SHARED_EXPERTS,
+    ExpertKeys,
+)
 from ridgeline.models.spec.names import GGUF_NAMES, HF_FOUR_NORMS, HF_NAMES, NameMap
 
 # Which layers a configured sliding window applies to:
@@ -48,7 +55,7 @@ class Family:
     gguf_interleaved: bool = False  # GGUF stores q and k for interleaved rotation
     hf_names: NameMap = HF_NAMES
     gguf_names: NameMap = GGUF_NAMES
-    experts: Literal["", "mixtral", "qwen", "qwen_shared"] = ""  # how its config names routed experts
+    experts: ExpertKeys | None = None  # the family has routed experts
     defaults: Mapping[str, Any] = field(default_factory=lambda: MappingProxyType({}))
 
 
@@ -133,13 +140,13 @@ GEMMA3 = Family(
     ),
 )
 
-# Read for counting and planning; `check_servable` rejects them.
 MIXTRAL = Family(
     name="mixtral",
     model_types=("mixtral",),
     architectures=("MixtralForCausalLM",),
     window_rule="every",
-    experts="mixtral",
+    experts=MIXTRAL_EXPERTS,
+    hf_names=MIXTRAL_NAMES,
     defaults=MappingProxyType({"sliding_window": None, "rope_theta": 1_000_000.0}),
 )
 
@@ -149,7 +156,7 @@ QWEN3_MOE = Family(
     architectures=("Qwen3MoeForCausalLM",),
     attention_bias_key=True,
     qk_norm=True,
-    experts="qwen",
+    experts=QWEN_EXPERTS,
     defaults=MappingProxyType({"use_sliding_window": False, "rope_theta": 10_000.0}),
 )
 
@@ -158,14 +165,14 @@ QWEN2_MOE = Family(
     model_types=("qwen2_moe",),
     architectures=("Qwen2MoeForCausalLM",),
     qkv_bias=True,
-    experts="qwen_shared",
+    experts=QWEN_SHARED_EXPERTS,
     defaults=MappingProxyType({"use_sliding_window": False, "rope_theta": 10_000.0}),
 )
 
 FAMILIES: dict[str, Family] = {
     family.name: family for family in (LLAMA, MISTRAL, QWEN2, QWEN3, GEMMA3, MIXTRAL, QWEN3_MOE, QWEN2_MOE)
 }
-SERVED_FAMILIES = sorted(family.name for family in FAMILIES.values() if not family.experts)
+SERVED_FAMILIES = sorted(FAMILIES)
 BY_MODEL_TYPE: dict[str, Family] = {
     kind: family for family in FAMILIES.values() for kind in family.model_types
 }
@@ -178,12 +185,10 @@ BY_GGUF_ARCHITECTURE: dict[str, Family] = {
 
 def check_servable(spec: ModelSpec) -> None:
     """Reject a model that can be described but not computed yet, with the reason."""
-    for layer in spec.layers:
-        if isinstance(layer.ffn, Experts):
-            raise UnsupportedModel(
-                f"{spec.name}: mixture of experts is not supported yet "
-                f"({layer.ffn.num} experts, {layer.ffn.per_token} per token)"
-            )
+    if (reason := refusal(spec, "torch")) is not None:
+        raise UnsupportedModel(
+            f"{spec.name}: {reason.removeprefix('the torch backend does not compute ')} is not supported"
+        )
     if spec.weight_format not in SERVED_FORMATS and not spec.weight_format.startswith("gguf:"):
         raise UnsupportedModel(
             f"{spec.name}: weights quantized as {spec.weight_format} are not supported yet; "

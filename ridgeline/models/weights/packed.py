@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ridgeline.models.decoders.coverage import refusal
+from ridgeline.models.spec.coverage import refusal
 from ridgeline.models.spec.ffn import Dense
 from ridgeline.models.spec.model_spec import ModelSpec
 from ridgeline.models.spec.rope_tables import rope_tables

@@ -183,12 +183,13 @@ def _read_layers(values: ConfigValues, family: Family, hidden_size: int) -> tupl
         output_bias=bias,
         qk_norm="head" if family.qk_norm else "",
     )
+    dense_size = "intermediate_size" if family.experts is None else family.experts.dense_size
     dense = Dense(
-        values.integer("intermediate_size"),
+        values.integer(dense_size),
         bias=_bias(values, "mlp_bias", family.mlp_bias_key),
         activation=_activation(values, family),
     )
-    experts, dense_layers = _read_experts(values, family, count)
+    experts, dense_layers = _read_experts(values, family, count, dense.activation)
     return tuple(
         LayerSpec(
             attention if window is None else replace(attention, window=window, rope=local_rope),
@@ -296,32 +297,38 @@ def _special_tokens(
     return bos, tuple(dict.fromkeys(eos)), pad
 
 
-def _read_experts(values: ConfigValues, family: Family, num_layers: int) -> tuple[Experts | None, set[int]]:
+def _read_experts(
+    values: ConfigValues, family: Family, num_layers: int, activation: Activation
+) -> tuple[Experts | None, set[int]]:
     """The routed experts, and the layers that have a dense FFN instead."""
-    if family.experts == "mixtral":
-        return Experts(
-            num=values.integer("num_local_experts"),
-            per_token=values.integer("num_experts_per_tok"),
-            size=values.integer("intermediate_size"),
-        ), set()
-    if family.experts in ("qwen", "qwen_shared"):
-        step = values.optional_integer("decoder_sparse_step") or 1
-        dense = set(values.integers("mlp_only_layers"))
-        shared = values.optional_integer("shared_expert_intermediate_size", minimum=0) or 0
-        if bool(shared) != (family.experts == "qwen_shared"):
-            raise UnsupportedModel(
-                f"{values.where}: a shared expert of size {shared} is not supported in {family.name} "
-                "(shared_expert_intermediate_size)"
-            )
-        experts = Experts(
-            num=values.optional_integer("num_experts") or values.integer("num_local_experts"),
-            per_token=values.integer("num_experts_per_tok"),
-            size=values.integer("moe_intermediate_size"),
-            shared_size=shared,
-            shared_gate=shared > 0,
-        )
-        return experts, {i for i in range(num_layers) if i in dense or (i + 1) % step}
-    return None, set()
+    keys = family.experts
+    if keys is None:
+        return None, set()
+    router = keys.router
+    if keys.normalized:
+        router = replace(router, normalized=values.flag(keys.normalized, default=False))
+    if keys.jitter:
+        router = replace(router, jitter=values.number(keys.jitter))
+    shared = (values.optional_integer(keys.shared_size, minimum=0) or 0) if keys.shared_size else 0
+    experts = Experts(
+        num=_first_integer(values, keys.num),
+        per_token=values.integer("num_experts_per_tok"),
+        size=values.integer(keys.size),
+        shared_size=shared,
+        shared_gate=keys.shared_gate and shared > 0,
+        activation=activation,
+        router=router,
+        bias=keys.bias,
+        clamp=values.number(keys.clamp) if keys.clamp else None,
+    )
+    every = (values.optional_integer(keys.every) or 1) if keys.every else 1
+    dense = set(values.integers(keys.dense_layers)) if keys.dense_layers else set()
+    return experts, {index for index in range(num_layers) if index in dense or (index + 1) % every}
+
+
+def _first_integer(values: ConfigValues, keys: tuple[str, ...]) -> int:
+    stated = (values.optional_integer(key) for key in keys)
+    return next((value for value in stated if value is not None), 0) or values.integer(keys[0])
 
 
 def _with_unread_keys(spec: ModelSpec, values: ConfigValues) -> ModelSpec:

@@ -102,7 +102,6 @@ SILENT_KEYS = {
     "output_router_logits",
     "router_aux_loss_coef",
     "router_jitter_noise",
-    "norm_topk_prob",
     "max_window_layers",
     "id2label",
     "label2id",
