@@ -7,6 +7,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from ridgeline.models.spec.cache_layout import CacheLayout
+
 READ_BYTES_PER_S = 4.27e12
 FLOPS_PER_S = 791e12
 BYTES = 2  # bf16
@@ -25,7 +27,9 @@ def step_limit_seconds(spec: Any, record: Any, shared_tokens: int = 0) -> float:
     flops = tokens * spec.matmul_flops_per_token + samples * spec.lm_head_flops + attention
     context = record.decode_context - shared_tokens * max(0, record.decode_batch - 1)
     weights = BYTES * (spec.matmul_parameters + spec.vocab_size * spec.hidden_size)
-    return max((weights + context * spec.kv_bytes_per_token(BYTES)) / READ_BYTES_PER_S, flops / FLOPS_PER_S)
+    return max(
+        (weights + context * CacheLayout.of(spec, BYTES).token_bytes) / READ_BYTES_PER_S, flops / FLOPS_PER_S
+    )
 
 
 def prompt_attention_flops(spec: Any, record: Any) -> float:

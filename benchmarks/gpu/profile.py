@@ -7,6 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 from benchmarks.gpu import limits
+from ridgeline.models.spec.cache_layout import CacheLayout
 
 # Which part of the step a kernel is, by a piece of its name; the first that fits.
 PARTS = {
@@ -83,7 +84,7 @@ def rate(spec: Any, records: list[Any], part: str, spent: float) -> str:
         flops = tokens * spec.matmul_flops_per_token + samples * spec.lm_head_flops
         return f"{weights / spent / 1e12:.2f} TB/s of weights, {flops / spent / 1e12:.0f} TFLOP/s"
     if part == "attention of decodes":
-        kv = spec.kv_bytes_per_token(limits.BYTES) * sum(r.decode_context for r in records)
+        kv = CacheLayout.of(spec, limits.BYTES).token_bytes * sum(r.decode_context for r in records)
         return f"{kv / spent / 1e12:.2f} TB/s of KV"
     if part == "attention of prompts":
         flops = sum(limits.prompt_attention_flops(spec, r) for r in records)

@@ -17,6 +17,7 @@ from ridgeline.engine.config import EngineConfig
 from ridgeline.engine.plan.request import Request, SamplingParams
 from ridgeline.engine.start.build import BuiltEngine, build_engine
 from ridgeline.models.files.gguf import GgufFile
+from ridgeline.models.spec.cache_layout import CacheLayout
 from ridgeline.models.spec.model_spec import ModelSpec
 
 KV_BYTES = 2  # bf16 or f16: what both engines keep by default
@@ -103,7 +104,7 @@ def step_weight_bytes(model: Path, spec: ModelSpec) -> int:
 
 def decode_limit(spec: ModelSpec, weight_bytes: int, streams: int, context: int, ceilings: Ceilings) -> float:
     """A step reads all weights and every stream's KV, and multiplies every row by every weight."""
-    step_bytes = weight_bytes + streams * spec.kv_bytes_read(context, KV_BYTES)
+    step_bytes = weight_bytes + streams * CacheLayout.of(spec, KV_BYTES).read(context)
     seconds = max(
         step_bytes / ceilings.read_bytes_per_s, streams * spec.decode_flops(context) / ceilings.int8_ops_per_s
     )

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from pathlib import Path
 
+from ridgeline.models.spec.cache_layout import CacheLayout
 from ridgeline.models.spec.read_spec import read_spec
 from versus import engine_rates
 from versus import rival_servers as servers
@@ -175,7 +176,7 @@ def process_rows(bench: Bench) -> list[Row]:
         for figure, model in _figures_and_models(bench, row, variants):
             size, spec = model.stat().st_size, read_spec(model)
             if row is memory:
-                figure.limit = (size + servers.KV_TOKENS * spec.kv_bytes_per_token(2)) / 1e6
+                figure.limit = (size + servers.KV_TOKENS * CacheLayout.of(spec, 2).token_bytes) / 1e6
             else:
                 figure.limit = size / bench.ceilings["smollm2"].read_bytes_per_s
     return rows

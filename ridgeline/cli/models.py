@@ -207,13 +207,15 @@ def print_lines(lines: list[tuple[str, str]]) -> None:
 
 def figures(spec: ModelSpec, path: Path, template: str | dict[str, str] | None) -> dict[str, Any]:
     """The numbers behind the lines of `describe`, exact and unrounded."""
+    from ridgeline.models.spec.cache_layout import CacheLayout
+
     return {
         "file": str(path),
         "parameters": spec.parameters,
         "active_parameters": spec.active_parameters,
         "stored_bytes": spec.stored_bytes,
         "weight_bytes": {name: spec.weight_bytes(name) for name in ("float32", "bfloat16", "int8", "int4")},
-        "kv_bytes_per_token": spec.kv_bytes_per_token(),
+        "kv_bytes_per_token": CacheLayout.of(spec).token_bytes,
         "prefill_flops_per_token": spec.prefill_flops_per_token(min(512, spec.max_context)),
         "decode_flops": {str(context): spec.decode_flops(context) for context in (1, spec.max_context)},
         "spec": asdict(spec),

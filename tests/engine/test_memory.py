@@ -16,6 +16,7 @@ from ridgeline.engine.start.memory import (
     resident_bytes,
 )
 from ridgeline.engine.start.torch_build import TorchBuild
+from ridgeline.models.spec.cache_layout import CacheLayout
 from ridgeline.models.spec.read_spec import read_spec
 
 SIZES = StepSizes(step_tokens=512, prefill_chunk=512, max_running=64)
@@ -41,7 +42,7 @@ def test_weights_and_kv_take_what_the_spec_says(spec, plan):
     made = plan(EngineConfig(), 32 * GIB)
     assert made.weights_bytes == spec.parameters * 4
     assert made.kv_tokens == DEFAULT_KV_TOKENS
-    assert made.kv_bytes == DEFAULT_KV_TOKENS * spec.kv_bytes_per_token(4)
+    assert made.kv_bytes == DEFAULT_KV_TOKENS * CacheLayout.of(spec, 4).token_bytes
     assert made.num_blocks * 16 == made.kv_tokens
     assert made.max_context == spec.max_context
 
@@ -67,7 +68,7 @@ def test_a_wished_cache_that_does_not_fit_names_its_flag(plan, wish):
 def test_wishes_are_kept_to_the_block(spec, plan):
     assert plan(EngineConfig(kv_tokens=1000), 8 * GIB).kv_tokens == 992
     by_bytes = plan(EngineConfig(kv_memory_gib=1.0), 8 * GIB)
-    assert GIB - 16 * spec.kv_bytes_per_token(4) <= by_bytes.kv_bytes <= GIB
+    assert GIB - 16 * CacheLayout.of(spec, 4).token_bytes <= by_bytes.kv_bytes <= GIB
 
 
 def test_a_context_beyond_the_models_own_is_refused(plan):
@@ -83,7 +84,7 @@ def on_device(spec, smollm2_path):
     def make(config, free_bytes, most_kv_tokens=10**9):
         footprint = Footprint(
             weights_bytes=2 * spec.parameters,
-            kv_bytes_per_token=spec.kv_bytes_per_token(2),
+            kv_bytes_per_token=CacheLayout.of(spec, 2).token_bytes,
             activation_bytes=GIB // 8,
             reserve_bytes=GIB // 4,
             device=DeviceRoom(free_bytes, most_kv_tokens, "lower --step-tokens"),
@@ -96,7 +97,7 @@ def on_device(spec, smollm2_path):
 def test_on_a_gpu_the_cache_takes_all_that_fits_in_the_fraction(spec, on_device):
     made = on_device(EngineConfig(), 8 * GIB)
     taken = made.weights_bytes + made.activation_bytes + made.reserve_bytes + made.kv_bytes
-    assert 0 <= int(0.9 * 8 * GIB) - taken < 16 * spec.kv_bytes_per_token(2)
+    assert 0 <= int(0.9 * 8 * GIB) - taken < 16 * CacheLayout.of(spec, 2).token_bytes
     assert (made.available_bytes, made.reserve_bytes) == (8 * GIB, GIB // 4)
     half = on_device(EngineConfig(memory_fraction=0.5), 8 * GIB)
     assert half.kv_bytes == pytest.approx(made.kv_bytes - 0.4 * 8 * GIB, rel=0.01)

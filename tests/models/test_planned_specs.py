@@ -11,6 +11,7 @@ import pytest
 
 from ridgeline.models.errors import BrokenModel, ModelError, ModelNotFound, UnsupportedModel
 from ridgeline.models.files.registry import resolve
+from ridgeline.models.spec.cache_layout import CacheGroup, CacheLayout
 from ridgeline.models.spec.ffn import Experts
 from ridgeline.models.spec.find_spec import find_spec
 from ridgeline.models.spec.mixers import Attention, CompressedAttention, LatentAttention
@@ -167,7 +168,9 @@ def test_the_caches_and_work_of_deepseek_v4_shrink_as_its_report_says() -> None:
     before, million = shape_named("deepseek-ai--DeepSeek-V3.2"), 1 << 20
     for name, cache, work in (("V4-Pro", 0.10, 0.27), ("V4-Flash", 0.07, 0.10)):
         shape = shape_named(f"deepseek-ai--DeepSeek-{name}")
-        assert shape.kv_bytes(million, 1) / before.kv_bytes(million, 1) == pytest.approx(cache, abs=0.03)
+        assert CacheLayout.of(shape, 1).kept(million) / CacheLayout.of(before, 1).kept(
+            million
+        ) == pytest.approx(cache, abs=0.03)
         assert shape.flops(1, million - 1) / before.flops(1, million - 1) == pytest.approx(work, abs=0.03)
 
 
@@ -175,20 +178,23 @@ def test_the_caches_and_work_of_deepseek_v4_shrink_as_its_report_says() -> None:
 def test_each_family_keeps_what_its_attention_needs() -> None:
     """Figures worked out by hand from each config, at 16 bits."""
     latent = shape_named("deepseek-ai--DeepSeek-V3")
-    assert latent.kv_bytes_per_token() == 61 * (512 + 64) * 2
+    assert CacheLayout.of(latent).token_bytes == 61 * (512 + 64) * 2
     sparse = shape_named("deepseek-ai--DeepSeek-V3.2")
-    assert sparse.kv_bytes_per_token() == 61 * ((512 + 64) * 2 + 128 + 4)
-    assert sparse.kv_bytes_read(100_000) == 61 * (2048 * 576 * 2 + 100_000 * 132)
+    assert CacheLayout.of(sparse).token_bytes == 61 * ((512 + 64) * 2 + 128 + 4)
+    assert CacheLayout.of(sparse).read(100_000) == 61 * (2048 * 576 * 2 + 100_000 * 132)
     windowed = shape_named("openai--gpt-oss-120b")
-    assert windowed.kv_bytes(10_000) == 2 * 8 * 64 * 2 * (18 * 128 + 18 * 10_000)
-    assert windowed.kv_bytes(10_000, whole_windows=True) == 10_000 * windowed.kv_bytes_per_token()
+    assert CacheLayout.of(windowed).kept(10_000) == 2 * 8 * 64 * 2 * (18 * 128 + 18 * 10_000)
+    assert (
+        CacheLayout.of(windowed).kept(10_000, whole_windows=True)
+        == 10_000 * CacheLayout.of(windowed).token_bytes
+    )
     hybrid = shape_named("Qwen--Qwen3.5-397B-A17B")
-    assert hybrid.kv_bytes_per_token() == 15 * 2 * 2 * 256 * 2
+    assert CacheLayout.of(hybrid).token_bytes == 15 * 2 * 2 * 256 * 2
     channels = 2 * 16 * 128 + 64 * 128
-    assert hybrid.state_bytes == 45 * (64 * 128 * 128 * 4 + channels * 3 * 2)
+    assert CacheLayout.of(hybrid).sequence_bytes == 45 * (64 * 128 * 128 * 4 + channels * 3 * 2)
     mamba = shape_named("nvidia--NVIDIA-Nemotron-3-Nano-30B-A3B-BF16")
-    assert mamba.kv_bytes_per_token() == 6 * 2 * 2 * 128 * 2
-    assert mamba.state_bytes == 23 * (64 * 64 * 128 * 4 + (4096 + 2 * 8 * 128) * 3 * 2)
+    assert CacheLayout.of(mamba).token_bytes == 6 * 2 * 2 * 128 * 2
+    assert CacheLayout.of(mamba).sequence_bytes == 23 * (64 * 64 * 128 * 4 + (4096 + 2 * 8 * 128) * 3 * 2)
 
 
 @needs_configs
@@ -223,8 +229,8 @@ def test_a_shape_counts_what_its_model_spec_counts(name: str) -> None:
     spec, shape = read_spec(path), find_spec(path)
     assert (shape.parameters, shape.active_parameters) == (spec.parameters, spec.active_parameters)
     assert shape.matmul_parameters == spec.matmul_parameters
-    assert shape.kv_bytes_per_token(1) == spec.kv_bytes_per_token(1)
-    assert shape.kv_bytes_read(5_000) == spec.kv_bytes_read(5_000)
+    assert CacheLayout.of(shape, 1).token_bytes == CacheLayout.of(spec, 1).token_bytes
+    assert CacheLayout.of(shape).read(5_000) == CacheLayout.of(spec).read(5_000)
     assert shape.flops(700, 4_000) == spec.prefill_flops(700, 4_000)
     assert shape.flops(1, 4_999) == spec.decode_flops(5_000)
 
@@ -286,13 +292,13 @@ def test_attention_in_chunks_starts_anew_at_each_of_them() -> None:
 
 def test_states_do_not_grow_with_the_context() -> None:
     for kind in (LinearAttention(16, 32, 128, 128, 4), Mamba2(64, 64, 128, 8, 4)):
-        assert kind.kept_bytes(10, 2) == kind.kept_bytes(10_000, 2) > 0
+        assert CacheGroup(kind, 1).kept(10) == CacheGroup(kind, 1).kept(10_000) > 0
         assert kind.flops(7, 0) == 7 * kind.flops(1, 1_000)
 
 
 def test_compressed_attention_keeps_a_window_and_one_entry_for_every_few_tokens() -> None:
     attention = CompressedAttention(64, 512, 1024, window=128, ratio=128, output_groups=8, output_rank=1024)
-    assert attention.kept_bytes(12_800, 2) == (128 + 100) * 512 * 2
+    assert CacheGroup(attention, 1).kept(12_800) == (128 + 100) * 512 * 2
     assert attention.flops(1, 12_799) == 4 * 64 * 512 * (128 + 100)
 
 

@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ridgeline.models.errors import BrokenModel, UnsupportedModel
+from ridgeline.models.spec.cache_layout import CacheLayout
 from ridgeline.models.spec.describe import describe
 from ridgeline.models.spec.families import check_servable
 from ridgeline.models.spec.ffn import Experts, Router
@@ -80,16 +81,16 @@ def test_weight_bytes_take_a_precision_by_name() -> None:
 
 
 def test_kv_bytes_are_a_key_and_a_value_per_kv_head_and_layer() -> None:
-    assert tiny().kv_bytes_per_token() == 2 * 2 * (2 * 4) * 2
-    assert tiny().kv_bytes_per_token(4) == 2 * tiny().kv_bytes_per_token(2)
+    assert CacheLayout.of(tiny()).token_bytes == 2 * 2 * (2 * 4) * 2
+    assert CacheLayout.of(tiny(), 4).token_bytes == 2 * CacheLayout.of(tiny(), 2).token_bytes
 
 
 def test_a_window_limits_what_decode_reads_and_computes_but_not_what_is_kept() -> None:
     windowed = tiny(layers=((ROPE, 5), (ROPE, None)))
-    assert windowed.kv_bytes_per_token() == tiny().kv_bytes_per_token()
+    assert CacheLayout.of(windowed).token_bytes == CacheLayout.of(tiny()).token_bytes
     assert windowed.kv_tokens_seen(3) == 3 + 3
     assert windowed.kv_tokens_seen(30) == 5 + 30
-    assert windowed.kv_bytes_read(30) == 2 * (5 + 30) * (2 * 4) * 2
+    assert CacheLayout.of(windowed).read(30) == 2 * (5 + 30) * (2 * 4) * 2
     assert tiny().decode_flops(30) - windowed.decode_flops(30) == 4 * (4 * 4) * (30 - 5)
 
 

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from ridgeline.models.errors import UnsupportedModel
+from ridgeline.models.spec.cache_layout import CacheLayout
 from ridgeline.models.spec.families import check_servable
 from ridgeline.models.spec.read_spec import read_spec
 
@@ -127,4 +128,4 @@ def test_the_details_of_a_known_config_are_all_there(tmp_path: Path) -> None:
     assert rope.scaling is not None
     assert (rope.scaling.kind, rope.scaling.factor, rope.scaling.original_context) == ("llama3", 8.0, 8192)
     assert (rope.scaling.low_freq_factor, rope.scaling.high_freq_factor) == (1.0, 4.0)
-    assert spec.kv_bytes_per_token() == 327_680
+    assert CacheLayout.of(spec).token_bytes == 327_680

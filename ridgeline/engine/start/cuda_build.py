@@ -42,6 +42,7 @@ from ridgeline.machine import cache_dir
 from ridgeline.models.decoders.cuda_workspace import workspace
 from ridgeline.models.errors import ModelError
 from ridgeline.models.files.checkpoint_files import shard_paths, weights_file
+from ridgeline.models.spec.cache_layout import CacheLayout
 from ridgeline.models.spec.model_spec import ModelSpec
 from ridgeline.models.weights.layout import pieces
 
@@ -117,7 +118,7 @@ class CudaBuild:
         buffers = workspace(spec, DTYPE_BYTES[self._dtype], sizes.step_tokens, sizes.max_running, context)
         return Footprint(
             weights_bytes=self.weights_bytes,
-            kv_bytes_per_token=spec.kv_bytes_per_token(DTYPE_BYTES[self._dtype]),
+            kv_bytes_per_token=CacheLayout.of(spec, DTYPE_BYTES[self._dtype]).token_bytes,
             activation_bytes=sum(buffers.values()),
             reserve_bytes=LIBRARY_BYTES + self._graph_bytes,
             device=DeviceRoom(

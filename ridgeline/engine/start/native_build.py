@@ -19,6 +19,7 @@ from ridgeline.engine.run.native_runner import NativeRunner, StepArrays
 from ridgeline.engine.run.sampler import Sampler
 from ridgeline.engine.start.loading import Loaded, Progress, StepSizes
 from ridgeline.engine.start.memory import Footprint, MemoryPlan
+from ridgeline.models.spec.cache_layout import CacheElement, CacheLayout
 from ridgeline.models.spec.model_spec import ModelSpec
 from ridgeline.models.weights.packed import PackedDecoder, PackedPlan, plan_packed
 from ridgeline.ops.cpu.library import (
@@ -65,7 +66,7 @@ class NativeBuild:
         logit_rows = max(sizes.max_running, sizes.step_tokens)
         return Footprint(
             weights_bytes=self.weights_bytes,
-            kv_bytes_per_token=kv_bytes_per_token(spec, KV_FORMATS[self._kv_dtype]),
+            kv_bytes_per_token=CacheLayout.of(spec, stored_element(KV_FORMATS[self._kv_dtype])).token_bytes,
             activation_bytes=4 * (sizes.step_tokens * per_token + logit_rows * spec.vocab_size),
         )
 
@@ -127,11 +128,9 @@ class NativeBuild:
         return self._packed
 
 
-def kv_bytes_per_token(spec: ModelSpec, format: KvFormat) -> int:
-    """A key and a value for every KV head of every layer; in int8, each with a float scale."""
-    padded = -(-spec.head_dim // PANEL) * PANEL
-    scale = 4 if format is KvFormat.INT8 else 0
-    return 2 * spec.num_layers * spec.num_kv_heads * (padded * KV_BYTES[format] + scale)
+def stored_element(format: KvFormat) -> CacheElement:
+    """Heads are padded to whole panels; in int8, each key and each value has a float scale."""
+    return CacheElement(KV_BYTES[format], scale_bytes=4 if format is KvFormat.INT8 else 0, multiple=PANEL)
 
 
 def units_for(packed: PackedDecoder) -> tuple[Peak, ...]:

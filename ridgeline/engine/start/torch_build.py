@@ -12,6 +12,7 @@ from ridgeline.engine.limits.machine_limits import DeviceCeilings, MeasuredLimit
 from ridgeline.engine.limits.steady import steady_rate
 from ridgeline.engine.start.loading import DUMMY_NOTE, Loaded, Progress, StepSizes
 from ridgeline.engine.start.memory import Footprint, MemoryPlan
+from ridgeline.models.spec.cache_layout import CacheLayout
 from ridgeline.models.spec.model_spec import ModelSpec
 
 DTYPE_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
@@ -36,7 +37,7 @@ class TorchBuild:
         per_token = max(2 * spec.ffn_size + 4 * spec.hidden_size, spec.vocab_size)
         return Footprint(
             weights_bytes=self.weights_bytes,
-            kv_bytes_per_token=spec.kv_bytes_per_token(DTYPE_BYTES[self._kv_dtype]),
+            kv_bytes_per_token=CacheLayout.of(spec, DTYPE_BYTES[self._kv_dtype]).token_bytes,
             activation_bytes=4 * sizes.step_tokens * per_token,
         )
 

@@ -12,6 +12,7 @@ from functools import cached_property
 
 from ridgeline.lab.errors import BadInput
 from ridgeline.lab.hardware import Chip
+from ridgeline.models.spec.cache_layout import CacheElement, CacheGroup
 from ridgeline.models.spec.ffn import Experts
 from ridgeline.models.spec.mixers import Attention, LatentAttention, Mixer
 from ridgeline.models.spec.model_spec import ModelSpec
@@ -98,9 +99,8 @@ class Deployment:
         total = 0.0
         for kind, count in self.mixers:
             # ridgeline keeps windowed layers in full.
-            whole = self.backend == "ridgeline" and isinstance(kind, Attention)
-            kept = context * kind.kv_elements * size if whole else kind.kept_bytes(context, size)
-            total += count * kept / self._split(kind)
+            group = CacheGroup(kind, count, CacheElement(size))
+            total += group.kept(context, whole_windows=self.backend == "ridgeline") / self._split(kind)
         return total / self.pp
 
     def running(self, batch: float, context: int) -> float:
@@ -180,7 +180,8 @@ class Deployment:
         return Work(
             linear_bytes=self.linear_bytes,
             expert_bytes=expert_bytes * bytes_of(self.kept.experts) / self.stage_gpus,
-            cache_bytes=own * sum(n * k.read_bytes(seen, size) / self._split(k) for k, n in self.mixers),
+            cache_bytes=own
+            * sum(CacheGroup(k, n, CacheElement(size)).read(seen) / self._split(k) for k, n in self.mixers),
             linear_flops=own * (self._linear_flops + shape.lm_head_flops) / self.tp,
             expert_flops=batch * self._expert_flops / self.stage_gpus,
             attention_flops=own * sum(n * k.flops(1, seen) for k, n in self.mixers) / self.tp,

@@ -12,8 +12,9 @@ from ridgeline.engine.start.memory import DEFAULT_FRACTION
 from ridgeline.lab.errors import Infeasible
 from ridgeline.lab.hardware import CPU, Chip
 from ridgeline.lab.perfmodel.operators import kv_share
+from ridgeline.models.spec.cache_layout import CacheLayout
 from ridgeline.models.spec.ffn import Dense, Experts
-from ridgeline.models.spec.mixers import Attention, Mixer
+from ridgeline.models.spec.mixers import Mixer
 from ridgeline.models.spec.model_spec import ModelSpec
 from ridgeline.models.spec.precision import Precision, bytes_of
 from ridgeline.models.spec.recurrences import LinearAttention
@@ -141,16 +142,10 @@ def _on_a_chip(
 def _kv_on_a_chip(
     shape: ModelSpec, length: int, kv_bytes: float, tp: int, whole_windows: bool = False
 ) -> float:
-    total = 0.0
-    for layer, count in shape.kinds:
-        attention = layer.mixer
-        if attention is None:
-            continue
-        kept = attention.kept_bytes(length, kv_bytes)
-        if whole_windows and isinstance(attention, Attention):
-            kept = length * attention.kv_elements * kv_bytes
-        total += count * kept * kv_share(attention, tp)
-    return total
+    return sum(
+        group.kept(length, whole_windows=whole_windows) * kv_share(group.mixer, tp)
+        for group in CacheLayout.of(shape, kv_bytes).groups
+    )
 
 
 def _sizes(shape: ModelSpec, chip: Chip) -> list[int]:

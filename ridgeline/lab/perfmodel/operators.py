@@ -10,6 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
+from ridgeline.models.spec.cache_layout import CacheElement, CacheGroup
 from ridgeline.models.spec.ffn import Experts
 from ridgeline.models.spec.layer_spec import LayerSpec
 from ridgeline.models.spec.mixers import Attention, CompressedAttention, LatentAttention, Mixer
@@ -135,12 +136,13 @@ class _Step:
 
     def mixing(self, attention: Mixer) -> OperatorCost:
         """Reads the cache once and writes the new tokens' entries; queries and outputs pass through."""
+        group = CacheGroup(attention, 1, CacheElement(self.kv_bytes))
         length = self.context + self.each
         if self.each == 1:
-            cached = attention.read_bytes(length, self.kv_bytes)
+            cached = group.read(length)
         else:
-            cached = attention.kept_bytes(length, self.kv_bytes)
-        written = self.each * attention.kv_elements * self.kv_bytes
+            cached = group.kept(length)
+        written = self.each * group.token_bytes
         cache = self.batch * (cached + written) * kv_share(attention, self.tp)
         passing = 2 * self.tokens * attention.output_matrix(self.hidden) / self.hidden / self.tp
         flops = self.batch * attention.flops(self.each, self.context) / self.tp

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 
 from ridgeline.models.errors import UnsupportedModel
+from ridgeline.models.spec.cache_layout import CacheLayout
 from ridgeline.models.spec.families import check_servable
 from ridgeline.models.spec.ffn import Experts, Ffn
 from ridgeline.models.spec.model_spec import ModelSpec
@@ -61,9 +62,10 @@ def _shape(spec: ModelSpec) -> list[tuple[str, str]]:
 def _costs(spec: ModelSpec) -> list[tuple[str, str]]:
     full, few = spec.max_context, min(spec.max_context, FEW_TOKENS)
     prompt = min(full, PROMPT_TOKENS)
+    per_token = CacheLayout.of(spec).token_bytes
     return [
-        ("KV per token", f"{bytes_text(spec.kv_bytes_per_token())} at 16 bits"),
-        ("KV at full context", f"{bytes_text(full * spec.kv_bytes_per_token())} at 16 bits"),
+        ("KV per token", f"{bytes_text(per_token)} at 16 bits"),
+        ("KV at full context", f"{bytes_text(full * per_token)} at 16 bits"),
         (
             "prefill per token",
             f"{flops_text(spec.prefill_flops_per_token(prompt))}, mean of a {prompt}-token prompt",

@@ -1,8 +1,8 @@
 """Mixers: how a layer mixes tokens. Softmax attention over keys and values, over latents, or compressed.
 
 A mixer is a part of a LayerSpec, filled in by the readers. All kinds have the same methods: `input_matrix`
-and `output_matrix` (weights before and after the mixing of tokens), `vectors` (norms, biases), `kept_bytes`,
-`read_bytes` and `flops` of the mixing itself. Holds no tensors and reads no files.
+and `output_matrix` (weights before and after the mixing of tokens), `vectors` (norms, biases) and `flops` of
+the mixing itself. `cache_layout` has their bytes. Holds no tensors and reads no files.
 """
 
 from __future__ import annotations
@@ -14,8 +14,6 @@ from ridgeline.models.errors import ImpossibleShape
 from ridgeline.models.spec.recurrences import LinearAttention, Mamba2
 from ridgeline.models.spec.rope import RopeSpec
 
-INDEX_SCALE_BYTES = 4  # for each 8-bit index key of sparse attention
-
 
 @dataclass(frozen=True, slots=True)
 class SparseIndex:
@@ -26,12 +24,6 @@ class SparseIndex:
     top: int  # tokens
     owns_weights: bool = True  # False: this layer reuses the choice of an earlier one
     wide_keys: bool = False  # index keys at 16 bits; otherwise at 8, whatever the cache's type is
-
-    @property
-    def key_bytes(self) -> int:
-        if not self.owns_weights:
-            return 0
-        return 2 * self.head_dim if self.wide_keys else self.head_dim + INDEX_SCALE_BYTES
 
     def flops(self, tokens: int, context: int) -> int:
         pair = 2 * self.heads * self.head_dim if self.owns_weights else 0
@@ -75,10 +67,6 @@ class Attention:
     def value_width(self) -> int:
         return self.head_dim if self.value_dim is None else self.value_dim
 
-    @property
-    def kv_elements(self) -> int:
-        return self.kv_heads * (self.head_dim + self.value_width)
-
     def input_matrix(self, hidden: int) -> int:
         queries = self.heads * self.head_dim * (2 if self.output_gate else 1)
         values = 0 if self.keys_are_values else self.kv_heads * self.value_width
@@ -108,16 +96,6 @@ class Attention:
             return (context - 1) % self.window + 1 if context else 0
         return self.tokens_held(context)
 
-    def kept_bytes(self, context: int, kv_bytes: float) -> float:
-        index = context * self.index.key_bytes if self.index else 0
-        return self.tokens_held(context) * self.kv_elements * kv_bytes + index
-
-    def read_bytes(self, context: int, kv_bytes: float) -> float:
-        if self.index is not None:
-            chosen = min(context, self.index.top)
-            return chosen * self.kv_elements * kv_bytes + context * self.index.key_bytes
-        return self.tokens_seen(context) * self.kv_elements * kv_bytes
-
     def flops(self, tokens: int, context: int) -> int:
         """q·k and p·v of the causal pairs."""
         pair = 2 * self.heads * (self.head_dim + self.value_width)
@@ -145,10 +123,6 @@ class LatentAttention:
     output_gate: bool = False  # a gate as wide as all heads' values
 
     @property
-    def kv_elements(self) -> int:
-        return self.kv_lora_rank + self.rope_dim
-
-    @property
     def expansion(self) -> int:
         """From the latent to every head's key and value; or absorbed into query and output."""
         return self.kv_lora_rank * self.heads * (self.nope_dim + self.value_dim)
@@ -174,14 +148,6 @@ class LatentAttention:
         index = 2 * self.index.head_dim if self.index is not None and self.index.owns_weights else 0
         return (self.q_lora_rank or 0) + self.kv_lora_rank + index
 
-    def kept_bytes(self, context: int, kv_bytes: float) -> float:
-        return context * (self.kv_elements * kv_bytes + (self.index.key_bytes if self.index else 0))
-
-    def read_bytes(self, context: int, kv_bytes: float) -> float:
-        if self.index is None:
-            return context * self.kv_elements * kv_bytes
-        return min(context, self.index.top) * self.kv_elements * kv_bytes + context * self.index.key_bytes
-
     def flops(self, tokens: int, context: int) -> int:
         """The cheaper of the two ways: expanding the cached latents again, or working in the latent space."""
         chosen = None if self.index is None else self.index.top
@@ -206,10 +172,6 @@ class CompressedAttention:
     output_rank: int
     index: SparseIndex | None = None  # chooses among the entries; its `top` counts entries
     overlapping: bool = False  # an entry covers its own tokens and those before
-
-    @property
-    def kv_elements(self) -> int:
-        return self.head_dim
 
     @property
     def _spread(self) -> int:
@@ -240,17 +202,6 @@ class CompressedAttention:
 
     def entries(self, context: float) -> float:
         return context / self.ratio if self.ratio else 0.0
-
-    def kept_bytes(self, context: int, kv_bytes: float) -> float:
-        tokens = min(context, self.window) + self.entries(context)
-        index = self.entries(context) * self.index.key_bytes if self.index else 0.0
-        return tokens * self.head_dim * kv_bytes + index
-
-    def read_bytes(self, context: int, kv_bytes: float) -> float:
-        entries = self.entries(context)
-        chosen = min(entries, self.index.top) if self.index else entries
-        index = entries * self.index.key_bytes if self.index else 0.0
-        return (min(context, self.window) + chosen) * self.head_dim * kv_bytes + index
 
     def flops(self, tokens: int, context: int) -> int:
         pair = 4 * self.heads * self.head_dim

@@ -196,43 +196,6 @@ class ModelSpec:
             + (head + rows + self.small_parameters) * bytes_of(kept.rest)
         )
 
-    # ---- what a sequence keeps ----
-
-    def kv_bytes_per_token(self, kv_bytes: float = 2) -> int:
-        """Added by one more token while every window has room: growing caches only, no constant state."""
-        return round(self._kept(2, kv_bytes) - self._kept(1, kv_bytes))
-
-    def kv_bytes(self, context: int, kv_bytes: float = 2, *, whole_windows: bool = False) -> int:
-        """Kept for a sequence of `context` tokens: caches, latents, and states of constant size.
-
-        `whole_windows`: for engines that keep windowed layers in full, like this one.
-        """
-        if whole_windows:
-            return round(self._kept(0, kv_bytes) + context * self.kv_bytes_per_token(kv_bytes))
-        return round(self._kept(context, kv_bytes))
-
-    def kv_bytes_read(self, context: int, kv_bytes: float = 2) -> int:
-        """Read by the decode step of a sequence of `context` tokens, the new one included."""
-        return round(
-            sum(
-                count * layer.mixer.read_bytes(context, kv_bytes)
-                for layer, count in self.kinds
-                if layer.mixer is not None
-            )
-        )
-
-    @property
-    def state_bytes(self) -> int:
-        """Kept per sequence at any length: linear attention and state-space layers."""
-        return round(self._kept(0, 2))
-
-    def _kept(self, context: int, kv_bytes: float) -> float:
-        return sum(
-            count * layer.mixer.kept_bytes(context, kv_bytes)
-            for layer, count in self.kinds
-            if layer.mixer is not None
-        )
-
     # ---- FLOPs: a multiplication and an addition count as two ----
 
     @cached_property

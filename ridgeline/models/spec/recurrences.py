@@ -8,7 +8,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 STATE_BYTES = 4  # recurrent states are float32 unless the config says otherwise
-CONVOLUTION_BYTES = 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,10 +21,6 @@ class LinearAttention:
     convolution: int  # taps
     state_bytes: int = STATE_BYTES
     decay_rank: int | None = None  # Kimi: every key channel has its own decay, through a matrix this narrow
-
-    @property
-    def kv_elements(self) -> int:
-        return 0
 
     @property
     def channels(self) -> int:
@@ -47,15 +42,6 @@ class LinearAttention:
         decays = self.value_heads * (1 if self.decay_rank is None else self.key_dim)
         return self.channels * self.convolution + self.value_heads + decays + self.value_dim
 
-    def kept_bytes(self, context: int, kv_bytes: float) -> float:
-        del context, kv_bytes
-        state = self.value_heads * self.key_dim * self.value_dim * self.state_bytes
-        return state + self.channels * (self.convolution - 1) * CONVOLUTION_BYTES
-
-    def read_bytes(self, context: int, kv_bytes: float) -> float:
-        """The state is read and written back."""
-        return 2 * self.kept_bytes(context, kv_bytes)
-
     def flops(self, tokens: int, context: int) -> int:
         """A token decays the state, reads it at its key, corrects it, and reads it at its query."""
         del context
@@ -76,10 +62,6 @@ class Mamba2:
     state_bytes: int = STATE_BYTES
 
     @property
-    def kv_elements(self) -> int:
-        return 0
-
-    @property
     def inner(self) -> int:
         return self.heads * self.head_dim
 
@@ -97,15 +79,6 @@ class Mamba2:
         convolution = self.channels * (self.convolution + (1 if self.convolution_bias else 0))
         biases = (self.inner + self.channels + self.heads + hidden) if self.projection_bias else 0
         return convolution + 3 * self.heads + self.inner + biases
-
-    def kept_bytes(self, context: int, kv_bytes: float) -> float:
-        del context, kv_bytes
-        state = self.inner * self.state_size * self.state_bytes
-        return state + self.channels * (self.convolution - 1) * CONVOLUTION_BYTES
-
-    def read_bytes(self, context: int, kv_bytes: float) -> float:
-        """The state is read and written back."""
-        return 2 * self.kept_bytes(context, kv_bytes)
 
     def flops(self, tokens: int, context: int) -> int:
         """A token decays the state, adds to it, and reads it."""

@@ -10,6 +10,7 @@ from ridgeline.lab.errors import BadInput
 from ridgeline.lab.hardware import chip
 from ridgeline.lab.perfmodel.operators import OperatorCost, all_reduce_bytes, operators
 from ridgeline.lab.perfmodel.roofline import Roofline, roofline, study
+from ridgeline.models.spec.cache_layout import CacheLayout
 from tests.lab.plan.known_specs import deepseek_v3, llama_8b, llama_70b, qwen3_30b_a3b
 
 H200 = chip("h200")
@@ -31,7 +32,7 @@ def test_operators_add_up_to_the_operations_of_the_shape(shape) -> None:
 def test_a_decode_step_reads_the_weights_once_and_every_sequence_its_own_cache(shape) -> None:
     costs = operators(shape, "decode", 16, 1, 4_000, "fp8", "fp8")
     weights = shape.weight_bytes_read("fp8", 16)
-    cache = 16 * (shape.kv_bytes_read(4_001, 1) + shape.kv_bytes_per_token(1))
+    cache = 16 * (CacheLayout.of(shape, 1).read(4_001) + CacheLayout.of(shape, 1).token_bytes)
     # Besides, activations pass through: of 16 rows, little.
     assert sum(cost.bytes for cost in costs) == pytest.approx(weights + cache, rel=0.02)
     assert sum(cost.bytes for cost in costs) > 0.999 * (weights + cache)
