@@ -46,7 +46,7 @@ def save_thinker(folder: Path) -> None:
         num_hidden_layers=1,
         num_attention_heads=2,
         num_key_value_heads=1,
-        max_position_embeddings=1024,
+        max_position_embeddings=4096,
         bos_token_id=None,
         eos_token_id=end,
     )

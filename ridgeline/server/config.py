@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Literal
 
 from ridgeline.options import OptionError, option
+from ridgeline.server.effort import effort_budgets
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,6 +31,10 @@ class ServerConfig:
     )
     reasoning_parser: str | None = option(
         None, "format of the model's reasoning; default: detected from its chat template; none: no reasoning"
+    )
+    reasoning_budget: str | None = option(
+        None,
+        "tokens of thinking by effort, such as low=1024,medium=8192,high=none; default=N: without an effort",
     )
     api_keys: tuple[str, ...] | None = option(
         None, "accepted bearer key; may be repeated; with no key here or in a file, requests need none"
@@ -108,6 +113,7 @@ class ServerConfig:
     log_format: Literal["auto", "text", "json"] = option("auto", "auto: text on a terminal, JSON elsewhere")
 
     def __post_init__(self) -> None:
+        effort_budgets(self.reasoning_budget)  # raises OptionError
         if self.api_keys is not None and not all(key.strip() for key in self.api_keys or ("",)):
             # An unset variable in a script must neither open the server nor shut out every client.
             raise OptionError("api_keys contains an empty key or no key: give a key, or drop the option")

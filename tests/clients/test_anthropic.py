@@ -148,11 +148,12 @@ async def test_a_model_may_answer_although_there_are_tools(client: Any) -> None:
 
 @case("reasoning", "whole", "streamed")
 async def test_what_a_model_thinks_is_a_block_before_its_answer(client: Any) -> None:
-    options: dict[str, Any] = {**GREEDY, "model": THINKER, "max_tokens": 64, "messages": QUESTION}
-    options["thinking"] = {"type": "enabled", "budget_tokens": 8}
+    options: dict[str, Any] = {**GREEDY, "model": THINKER, "max_tokens": 1040, "messages": QUESTION}
+    options["thinking"] = {"type": "enabled", "budget_tokens": 1024}
     whole = await settled(client.messages.create(**options))
     assert whole.content[0].type == "thinking"
     assert whole.content[0].thinking
+    assert whole.usage.model_dump()["output_tokens_details"] == {"thinking_tokens": 1024}
     async with entered(client.messages.stream(**options)) as stream:
         final = await settled(stream.get_final_message())
     shown = {"type", "thinking", "signature", "text"}

@@ -114,6 +114,7 @@ async def test_what_a_model_thinks_comes_beside_what_it_answers(client: Any) -> 
     message = whole.choices[0].message
     assert message.content in ("yes", "no")
     assert message.reasoning_content
+    assert whole.usage.completion_tokens_details.reasoning_tokens == 8
     parts = await parts_of(client.chat.completions.create(**options, stream=True))
     deltas = [choice.delta.model_dump() for part in parts for choice in part.choices]
     assert "".join(delta.get("reasoning_content") or "" for delta in deltas) == message.reasoning_content

@@ -20,7 +20,7 @@ from ridgeline.engine.errors import DeviceOutOfMemory
 from ridgeline.engine.grammar.masks import Mask
 from ridgeline.engine.plan.request import Request, SeqState, Sequence
 from ridgeline.engine.plan.step import RowResult, Sampled, StepPlan, StepResult, StepRow, TokenLogprob
-from ridgeline.engine.run.sequence_mask import fill_mask
+from ridgeline.engine.run.sequence_mask import fill_mask, needs_mask
 from tests.engine.simulated_engine import next_token, prefixes
 
 Failure = Callable[[StepPlan], BaseException | None]
@@ -97,7 +97,7 @@ class FakeDevice:
             assert all(before.complete for before in self.in_flight), (
                 "launched behind one that was not completed"
             )
-            if not any(map(_awaits_its_grammar, ticket.rows)):
+            if not any(map(_awaits_its_token, ticket.rows)):
                 self._take_masks(ticket)
         self.queue.append(ticket)
         self.in_flight.append(ticket)
@@ -182,7 +182,7 @@ class FakeDevice:
     def _take_masks(self, ticket: Ticket) -> None:
         ticket.complete = True
         for seq in (seq for launched in ticket.rows for seq in launched.row.samplers):
-            if seq.matcher is not None and seq.state is not SeqState.FINISHED:
+            if needs_mask(seq) and seq.state is not SeqState.FINISHED:
                 ticket.masks[seq] = np.zeros(1, np.int32)
                 fill_mask(seq, ticket.masks[seq])
 
@@ -246,5 +246,5 @@ class FakeDevice:
                 assert held == launched.table, f"{launched.row.seq.name} lost blocks in flight"
 
 
-def _awaits_its_grammar(launched: LaunchedRow) -> bool:
-    return launched.row.seq.matcher is not None and len(launched.tokens) < launched.row.count
+def _awaits_its_token(launched: LaunchedRow) -> bool:
+    return launched.row.seq.needs_last_token(launched.row.count - len(launched.tokens))

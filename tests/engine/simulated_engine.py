@@ -27,6 +27,7 @@ from ridgeline.engine.plan.step import (
     StepRow,
     TokenLogprob,
 )
+from ridgeline.engine.plan.thinking import ThinkingCount
 
 VOCAB = 13
 EOS = 0
@@ -82,15 +83,21 @@ def answer_alone(req: Request, index: int, context: int) -> tuple[list[int], Fin
     most = context if params.max_tokens is None else len(tokens) + params.max_tokens
     ends = frozenset(params.stop_token_ids if params.ignore_eos else (*params.stop_token_ids, EOS))
     matcher = None if req.compiled is None else req.compiled.matcher()
+    thinking = None if params.thinking is None else ThinkingCount.of(params.thinking)
     while True:
         output, mask = tokens[len(req.prompt_ids) :], None
         if matcher is not None:
             mask = np.zeros(1, np.int32)
             matcher.fill(mask, ends if len(output) < params.min_tokens else frozenset(), params.ignore_eos)
+        forced = None if thinking is None else thinking.forced
+        if forced is not None and (matcher is None or matcher.permits(forced)):
+            mask = np.array([1 << forced], np.int32)
         digest, seed = prefixes(req, tokens)[-1], sample_seed(params.seed or 0, index)
         tokens.append(next_token(digest, seed, mask))
         output = tokens[len(req.prompt_ids) :]
         complete = matcher is not None and matcher.advance(output[-1])
+        if thinking is not None:
+            thinking.advance(output[-1])
         if complete or (output[-1] in ends and len(output) > params.min_tokens):
             return output, FinishReason.STOP
         if len(tokens) >= min(most, context):

@@ -24,6 +24,7 @@ from ridgeline.engine.run.cuda.runner import CudaRunner
 from ridgeline.engine.run.torch_runner import TorchRunner
 from ridgeline.ops.cuda.launch import INTERPRETED
 from ridgeline.ops.cuda.linear import gemv
+from tests.engine.lettered import LETTERS, budget
 from tests.engine.winding_grammar import constrained
 from tests.gpu.engines import (
     FAMILIES,
@@ -218,6 +219,23 @@ def test_under_grammars_the_same_is_chosen_as_the_reference_chooses():
     found = said(cuda_runner(SPEC, weights, SIZES))
     assert found == said(torch_runner(SPEC, weights, SIZES))
     assert (len(found["two", 1]), len(found["greedy", 0])) == (3, 4)
+
+
+def test_thinking_ends_at_its_budget_as_by_the_reference():
+    """Beside one without a budget and samples of one prompt; steps are launched ahead."""
+    held = budget(3, closer="UV")
+    work = [
+        (prompt(6), greedy(8, thinking=held, logprobs=1)),
+        (prompt(3), drawn(7, n=2, thinking=held, frequency_penalty=1.0, min_tokens=5, stop_token_ids=(20,))),
+        (prompt(4), drawn(6)),
+        (prompt(5), drawn(5, thinking=budget(0, closer="UV"), top_p=0.8)),
+    ]
+    assert_both_answer_alike(work)
+    weights = weights_of(SPEC, F32)
+    found = serve(cuda_runner(SPEC, weights, SIZES), SIZES, work)
+    closer = LETTERS.encode("UV")
+    assert [one.tokens[3:5] for one in chain(*found[:2])] == [closer] * 3
+    assert found[3][0].tokens[:2] == closer
 
 
 def test_an_exhausted_device_does_less_at_a_time_and_loses_no_token():

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import itertools
 import random
+from dataclasses import replace
 
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -16,7 +17,9 @@ from ridgeline.engine.plan.request import FinishReason, Request
 from ridgeline.engine.plan.scheduler import SchedulerLimits
 from ridgeline.engine.plan.step import StepPlan
 from ridgeline.engine.plan.step_budget import FIRST_TRIAL_STEPS
+from ridgeline.engine.plan.thinking import ThinkingBudget
 from tests.engine.fake_device import Failure, never
+from tests.engine.lettered import budget
 from tests.engine.overlapped import Overlapped
 from tests.engine.simulated_engine import answer_alone, engine_with, limits, request, shape
 from tests.engine.test_scheduler_properties import Arrival, arrivals, forecasts, scheduler_limits
@@ -27,17 +30,21 @@ FAILED = "the forward pass failed: RuntimeError: "
 
 # ── whatever arrives, ends, fails and is aborted ─────────────────────────────────────────────────────────
 
-# Steps until the next arrival, the request, and how long its grammar lets it continue; None: no grammar.
-Traffic = list[tuple[int, Arrival, int | None]]
+# Steps until the next arrival, the request, how long its grammar lets it continue (None: no grammar), and its
+# thinking budget.
+Traffic = list[tuple[int, Arrival, int | None, ThinkingBudget | None]]
 lengths = st.sampled_from([None, None, 1, 3, 30])
-traffic = st.lists(st.tuples(st.integers(0, 4), arrivals(), lengths), min_size=1, max_size=8)
+budgets = st.one_of(
+    st.none(), st.builds(budget, st.integers(0, 4), leads=st.booleans(), inside=st.booleans())
+)
+traffic = st.lists(st.tuples(st.integers(0, 4), arrivals(), lengths, budgets), min_size=1, max_size=8)
 aborts = st.lists(st.tuples(st.integers(0, 30), st.integers(0, 20)), max_size=3)
 timings = st.one_of(st.none(), st.randoms(use_true_random=False))
 
 
 def play(engine: Overlapped, arriving: Traffic, aborted: list[tuple[int, int]] = ()) -> Overlapped:
     step = 0
-    for pause, arrival, length in arriving:
+    for pause, arrival, length, thinking in arriving:
         for _ in range(pause):
             engine.step()
             step += 1
@@ -46,7 +53,8 @@ def play(engine: Overlapped, arriving: Traffic, aborted: list[tuple[int, int]] =
                     engine.abort(list(engine.requests)[number % len(engine.requests)])
         name, now = f"r{len(engine.requests)}", float(step)
         options = {"priority": arrival.priority, "cache_namespace": arrival.namespace}
-        req = Request(name, arrival.prompt, arrival.params, arrival=now, **options)
+        params = replace(arrival.params, thinking=thinking)
+        req = Request(name, arrival.prompt, params, arrival=now, **options)
         try:
             engine.add(req if length is None else constrained(req, length))
         except (InvalidRequest, QueueFull):

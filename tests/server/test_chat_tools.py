@@ -11,6 +11,7 @@ import pytest
 from ridgeline.engine.client.output import OutputChunk
 from ridgeline.engine.plan.request import FinishReason, SamplingParams
 from tests.server.events import chunks
+from tests.server.messages import cut
 from tests.server.responses import RESPONSES
 from tests.server.scripted_client import Script, say, timing
 from tests.server.stage import CHAT, HELLO, Stage
@@ -118,15 +119,22 @@ async def test_reasoning_is_told_apart_and_counted() -> None:
     answer = await whole(stage_that_says(text))
     message = answer["choices"][0]["message"]
     assert (message["reasoning_content"], message["content"]) == ("two and two", "Four.")
-    thought = len("<think>two and two</think>\n\n")
+    thought = len("two and two")
     assert answer["usage"]["completion_tokens_details"] == {"reasoning_tokens": thought}
 
 
 async def test_reasoning_is_counted_by_its_tokens_also_where_one_shows_nothing() -> None:
     text = "<think>é</think>x"  # one letter of two tokens
     answer = await whole(stage_that_says(text))
-    thought = len("<think>é</think>".encode())
+    thought = len("é".encode())
     assert answer["usage"]["completion_tokens_details"] == {"reasoning_tokens": thought}
+
+
+async def test_reasoning_that_is_cut_off_is_counted_without_the_token_that_ended_it() -> None:
+    for reason, more in ((FinishReason.LENGTH, 0), (FinishReason.STOP, -1)):
+        answer = await whole(Stage(cut("<think>hm</thi", reason), template=HERMES))
+        thought = len("hm</thi") + more
+        assert answer["usage"]["completion_tokens_details"] == {"reasoning_tokens": thought}
 
 
 async def test_without_reasoning_nothing_is_counted_as_such() -> None:

@@ -101,8 +101,13 @@ BAD: list[tuple[str, dict[str, Any], str]] = [
     ("named auto", {"tools": [WEATHER], "tool_choice": {"type": "auto", "name": "g"}}, "tool_choice.name"),
     ("any of none", {"tool_choice": {"type": "any"}}, "tool_choice"),
     ("no budget", {"thinking": {"type": "enabled"}}, "thinking.budget_tokens"),
-    ("budget 0", {"thinking": {"type": "enabled", "budget_tokens": 0}}, "thinking.budget_tokens"),
-    ("budget of none", {"thinking": {"type": "disabled", "budget_tokens": 9}}, "thinking.budget_tokens"),
+    ("budget 1023", {"thinking": {"type": "enabled", "budget_tokens": 1023}}, "thinking.budget_tokens"),
+    (
+        "budget of all tokens",
+        {"max_tokens": 2048, "thinking": {"type": "enabled", "budget_tokens": 2048}},
+        "thinking.budget_tokens",
+    ),
+    ("budget of none", {"thinking": {"type": "disabled", "budget_tokens": 2000}}, "thinking.budget_tokens"),
     ("odd thinking", {"thinking": {"type": "between_tools"}}, "thinking.type"),
     ("odd effort", {"output_config": {"effort": "extreme"}}, "output_config.effort"),
     (

@@ -25,6 +25,8 @@ from tests.server.messages import (
 from tests.server.stage import CHAT, Stage
 from tests.server.test_openapi import assert_answer
 
+ENABLED: Any = {"max_tokens": 1100, "thinking": {"type": "enabled", "budget_tokens": 1024}}
+
 
 async def test_thinking_is_shown_only_to_those_who_ask_and_always_counted() -> None:
     text = "<think>hm</think>\n\nYes."
@@ -37,14 +39,7 @@ async def test_thinking_is_shown_only_to_those_who_ask_and_always_counted() -> N
     assert omitted["content"][0]["thinking"] == ""
     assert omitted["content"][0]["signature"] == asked["content"][0]["signature"] != ""
     for answer in (asked, silent, omitted):
-        assert answer["usage"]["output_tokens_details"]["thinking_tokens"] > 0
-
-
-def thinking_stage(monkeypatch: pytest.MonkeyPatch) -> Stage:
-    """Of a model for which the marks of thinking are single tokens."""
-    stage = stage_that_says("a")
-    monkeypatch.setattr(stage.client.tokenizer, "added_tokens", {"<think>": 1, "</think>": 2})
-    return stage
+        assert answer["usage"]["output_tokens_details"]["thinking_tokens"] == len("hm")
 
 
 @pytest.mark.parametrize(
@@ -52,14 +47,14 @@ def thinking_stage(monkeypatch: pytest.MonkeyPatch) -> Stage:
     [
         ({}, {"enable_thinking": False}),
         ({"thinking": {"type": "disabled"}}, {"enable_thinking": False}),
-        ({"thinking": {"type": "enabled", "budget_tokens": 9}}, {"enable_thinking": True}),
+        (ENABLED, {"enable_thinking": True}),
         ({**THINK, "output_config": {"effort": "low"}}, {"reasoning_effort": "low"}),
     ],
 )
 async def test_the_template_is_told_of_thinking(
     fields: dict[str, Any], variables: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    stage = thinking_stage(monkeypatch)
+    stage = stage_that_says("a")
     told: dict[str, Any] = {}
     render = stage.client.tokenizer.render_chat
 
@@ -72,18 +67,26 @@ async def test_the_template_is_told_of_thinking(
     assert variables.items() <= told.items()
 
 
+@pytest.mark.parametrize(
+    ("fields", "budget"),
+    [
+        ({}, 0),
+        ({"thinking": {"type": "disabled"}, "output_config": {"effort": "high"}}, 0),
+        (ENABLED, 1024),
+        (THINK, None),
+        ({**THINK, "output_config": {"effort": "low"}}, 1024),
+        ({**THINK, "output_config": {"effort": "max"}}, None),
+    ],
+)
 async def test_a_budget_limits_the_thinking_of_a_model_that_thinks_and_no_other(
-    monkeypatch: pytest.MonkeyPatch,
+    fields: dict[str, Any], budget: int | None
 ) -> None:
-    enabled = {"thinking": {"type": "enabled", "budget_tokens": 1024}}
     thinker, other = stage_that_says("a"), Stage()
-    refused = await thinker.post(MESSAGES, {**ASK, **enabled})
-    assert refused.json()["error"]["message"].startswith("thinking.budget_tokens: ")  # it knows no such token
-    thinker = thinking_stage(monkeypatch)
-    await whole(thinker, **enabled)
-    await whole(other, **enabled)
-    assert thinker.client.asked[0]["params"].grammar is not None
-    assert other.client.asked[0]["params"].grammar is None
+    await whole(thinker, **fields)
+    await whole(other, **fields)
+    limit = thinker.client.asked[0]["params"].thinking
+    assert (None if limit is None else limit.tokens) == budget
+    assert other.client.asked[0]["params"].thinking is None
 
 
 @pytest.mark.parametrize(

@@ -30,6 +30,11 @@ def allows(mask: Mask, token: int) -> bool:
     return bool(int(mask[token >> 5]) >> (token & 31) & 1)
 
 
+def allow_only(mask: Mask, token: int) -> None:
+    mask[:] = 0
+    mask.view(np.uint32)[token >> 5] = 1 << (token & 31)
+
+
 def clear_bits(mask: Mask, tokens: Iterable[int]) -> None:
     """Bar these tokens, unless no other is allowed."""
     cleared: list[tuple[int, int]] = []

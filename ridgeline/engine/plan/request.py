@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from ridgeline.engine.errors import InvalidRequest
 from ridgeline.engine.grammar import Grammar
+from ridgeline.engine.plan.thinking import ThinkingBudget, ThinkingCount
 from ridgeline.telemetry.timing import TimingRecord
 
 if TYPE_CHECKING:
@@ -55,6 +56,7 @@ class SamplingParams:
     logprobs: int | None = None  # alternatives per token; 0 = only the chosen token's
     prompt_logprobs: int | None = None
     grammar: Grammar | None = None  # constrains the answer's text
+    thinking: ThinkingBudget | None = None  # the closing tag is forced when it is used up
 
     def __post_init__(self) -> None:
         _check("max_tokens", self.max_tokens is None or self.max_tokens >= 1, "must be at least 1")
@@ -154,6 +156,7 @@ class Sequence:
     argmax_from:  the length from which its parameters need only the best token
     forks_at:     the length at which siblings fork from it, when the step is applied; -1: never
     matcher:      its grammar state, advanced with `tokens`
+    thinking:     its use of the thinking budget, likewise
     """
 
     request: Request
@@ -184,6 +187,7 @@ class Sequence:
     argmax_from: int = field(init=False)
     forks_at: int = field(init=False)
     matcher: Matcher | None = field(init=False)
+    thinking: ThinkingCount | None = field(init=False)
 
     def __post_init__(self) -> None:
         self.params = self.request.params
@@ -192,6 +196,30 @@ class Sequence:
         self.argmax_from = self.prompt_len + self.params.min_tokens if plain else sys.maxsize
         self.forks_at = self.prompt_len + 1 if self.params.n > 1 else -1
         self.matcher = None if self.request.compiled is None else self.request.compiled.matcher()
+        budget = self.params.thinking
+        self.thinking = None if budget is None else ThinkingCount.of(budget)
+
+    @property
+    def forced_token(self) -> int | None:
+        """The only token that its thinking budget allows next; None: any.
+
+        A grammar may have to complete a character first.
+        """
+        forced = None if self.thinking is None else self.thinking.forced
+        if forced is None or self.matcher is None or self.matcher.permits(forced):
+            return forced
+        return None
+
+    @property
+    def is_constrained(self) -> bool:
+        """Whether a step may need a mask of its allowed tokens."""
+        return self.matcher is not None or self.thinking is not None
+
+    def needs_last_token(self, pending: int) -> bool:
+        """Whether `pending` tokens that are still being sampled decide which tokens are allowed next."""
+        if not pending:
+            return False
+        return self.matcher is not None or (self.thinking is not None and self.thinking.may_force(pending))
 
     @property
     def num_output(self) -> int:

@@ -149,6 +149,8 @@ class Roster:
                 complete = seq.matcher.advance(token)
             except ValueError as error:
                 return self.fail(seq, FinishReason.ERROR, now, str(error))
+        if seq.thinking is not None:
+            seq.thinking.advance(token)
         seq.tokens.append(token)
         seq.timing.token_times.append(now)
         self.counters.output_tokens += 1

@@ -12,7 +12,7 @@ from typing import Any, Protocol, runtime_checkable
 
 from ridgeline.engine.plan.request import SamplingParams, Sequence
 from ridgeline.engine.plan.step import RowResult, Sampled, StepPlan, StepResult, StepRow
-from ridgeline.engine.run.sampler import Logits, Sampler
+from ridgeline.engine.run.sampler import Logits, Sampler, wants_best_token
 
 
 class Runner(Protocol):
@@ -47,9 +47,9 @@ class DeviceRunner(Runner, Protocol):
     def complete(self, ticket: Any) -> None:
         """Launch the part of the step that needed all earlier steps to be applied, without waiting.
 
-        That is the sampling of tokens under a grammar, which must have seen the last token. Called once for
-        each ticket, before the next launch. A sequence that finished since then has no mask. Fails like
-        `launch`.
+        That is the sampling of tokens under a grammar or at the end of a thinking budget, for which the last
+        token must be known. Called once for each ticket, before the next launch. A sequence that finished
+        since then has no mask. Fails like `launch`.
         """
         ...
 
@@ -86,10 +86,7 @@ def logit_spans(rows: list[StepRow]) -> list[range]:
 
 def want_best_tokens_alone(rows: list[StepRow]) -> bool:
     """Whether every sequence in these rows needs only the best token."""
-    for row in rows:
-        if row.prompt_logprobs or any(len(seq.tokens) < seq.argmax_from for seq in row.samplers):
-            return False
-    return True
+    return all(not row.prompt_logprobs and all(map(wants_best_token, row.samplers)) for row in rows)
 
 
 def best_token_result(rows: list[StepRow], best: list[int]) -> StepResult:

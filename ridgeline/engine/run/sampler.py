@@ -40,11 +40,11 @@ class Sampler:
 
     def sample(self, logits: Logits, picks: list[tuple[int, Sequence]]) -> list[Sampled]:
         """One Sampled per pick (row of logits [L, V], sequence), in order. Logits are not changed or kept."""
-        rows = [row for row, seq in picks if len(seq.tokens) >= seq.argmax_from]
+        rows = [row for row, seq in picks if wants_best_token(seq)]
         best = _best_tokens(logits, rows)
         return [
             Sampled(best[row])
-            if len(seq.tokens) >= seq.argmax_from and row in best
+            if wants_best_token(seq) and row in best
             else self._sample_alone(logits[row], seq)
             for row, seq in picks
         ]
@@ -67,8 +67,11 @@ class Sampler:
         best = int(row.argmax())
         if not math.isfinite(row[best]):
             raise FloatingPointError("the model's logits are not finite")
-        logits = self._processed(row, seq)
-        if seq.matcher is not None:
+        forced = seq.forced_token
+        logits = row if forced is not None else self._processed(row, seq)
+        if forced is not None:
+            token = forced
+        elif seq.matcher is not None:
             token = self._pick_allowed(logits, seq, best if logits is row else int(logits.argmax()))
         elif params.greedy and logits is row:
             token = best
@@ -129,6 +132,11 @@ class Sampler:
 
     def _end_ids(self, params: SamplingParams) -> tuple[int, ...]:
         return params.stop_token_ids + (() if params.ignore_eos else self._eos_ids)
+
+
+def wants_best_token(seq: Sequence) -> bool:
+    """Whether the next token is the best of the logits, and nothing else is needed."""
+    return len(seq.tokens) >= seq.argmax_from and (seq.thinking is None or seq.thinking.forced is None)
 
 
 def _pick(logits: FloatRow, seq: Sequence) -> int:

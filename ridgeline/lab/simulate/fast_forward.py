@@ -88,7 +88,7 @@ def _find_run(sequences: list[Sequence], blocks: SequenceBlocks, steps_in_flight
             or len(seq.block_table) != -(-start // size)
             or seq.forks_at >= 0
             or seq.owes_prompt_logprobs
-            or seq.matcher is not None
+            or seq.is_constrained
         ):
             return None
         iterations = min(iterations, seq.max_len - length - max(steps_in_flight, 1))

@@ -17,7 +17,7 @@ from ridgeline.server.answering.structured import check_strict_schema, embedded,
 from ridgeline.server.answering.tools import ToolUse
 from ridgeline.server.errors import BadRequest
 from ridgeline.server.openai_api.protocol import ChatRequest
-from ridgeline.server.parsing.grammars import Choice, UnsupportedBudget, UnsupportedSchema, reasoning_grammar
+from ridgeline.server.parsing.grammars import Choice, UnsupportedSchema, reasoning_grammar
 from ridgeline.server.parsing.lark import quoted
 
 _ESCAPED_OR_SLASH = re.compile(r"\\.|/", re.DOTALL)
@@ -38,34 +38,22 @@ def answer_grammar(
     asked = requested_grammar(body)
     if use.choice in ("required", "named"):
         asked = None
-    budget = _budget(body, formats)
-    if asked is None and budget is None and not use.shown:
+    if asked is None and not use.shown:
         return AnswerGrammar()
-    try:
-        return _combined(asked, formats, use, inside_reasoning, budget, marker_tokens(tokenizer, formats))
-    except UnsupportedBudget as error:
-        raise BadRequest("thinking_token_budget", str(error)) from None
-
-
-def _combined(
-    asked: tuple[Grammar, str] | None,
-    formats: ModelFormats,
-    use: ToolUse,
-    inside_reasoning: bool,
-    budget: int | None,
-    special: dict[str, int],
-) -> AnswerGrammar:
-    if asked is not None and not use.shown and _stands_alone(asked[0], formats, inside_reasoning, budget):
+    if asked is not None and not use.shown and _stands_alone(asked[0], formats, inside_reasoning):
         return AnswerGrammar(*asked)
     content = None if asked is None else _fragment(*asked)
+    special = marker_tokens(tokenizer, formats)
     if use.shown:
-        source = _call_grammar(formats, use, inside_reasoning, budget, special, content)
+        source = _call_grammar(formats, use, inside_reasoning, special, content)
         is_its_own = len(use.tools) == 1 and asked is None
         field = "tools[0].function.parameters" if is_its_own else "tools"
         return AnswerGrammar(None if source is None else _around(asked, source), field)
-    assert formats.reasoning is not None  # otherwise there is no budget and nothing to combine
-    source = reasoning_grammar(formats.reasoning, inside_reasoning, budget, content, special)
-    return AnswerGrammar(_around(asked, source), asked[1] if asked else "thinking_token_budget")
+    assert asked is not None
+    assert content is not None
+    assert formats.reasoning is not None  # otherwise there is nothing to combine
+    source = reasoning_grammar(formats.reasoning, inside_reasoning, content, special)
+    return AnswerGrammar(_around(asked, source), asked[1])
 
 
 def _around(asked: tuple[Grammar, str] | None, source: str) -> Grammar:
@@ -73,24 +61,10 @@ def _around(asked: tuple[Grammar, str] | None, source: str) -> Grammar:
     return Grammar("lark", source) if asked is None else replace(asked[0], kind="lark", source=source)
 
 
-def _budget(body: ChatRequest, formats: ModelFormats) -> int | None:
-    budget = body.thinking_token_budget
-    if budget is None:
-        return None
-    if budget < 1:
-        raise BadRequest("thinking_token_budget", f"must be at least 1, got {budget}")
-    if formats.reasoning is None:
-        raise BadRequest(
-            "thinking_token_budget", "this model does not mark its reasoning, so it cannot be limited"
-        )
-    return budget
-
-
 def _call_grammar(
     formats: ModelFormats,
     use: ToolUse,
     inside_reasoning: bool,
-    budget: int | None,
     special: dict[str, int],
     content: str | None,
 ) -> str | None:
@@ -103,20 +77,18 @@ def _call_grammar(
         (choice,) = use.callable
     try:
         return formats.tools.grammar(
-            use.tools, choice, use.parallel, formats.reasoning, inside_reasoning, budget, special, content
+            use.tools, choice, use.parallel, formats.reasoning, inside_reasoning, special, content
         )
     except UnsupportedSchema as error:
         place = [tool.name for tool in use.tools].index(error.tool_name)
         raise BadRequest(f"tools[{place}].function.parameters", str(error)) from None
 
 
-def _stands_alone(
-    grammar: Grammar, formats: ModelFormats, inside_reasoning: bool, budget: int | None
-) -> bool:
+def _stands_alone(grammar: Grammar, formats: ModelFormats, inside_reasoning: bool) -> bool:
     """Whether nothing precedes the grammar. A client's grammar is the whole answer wherever possible."""
     if formats.reasoning is None:
         return True
-    return grammar.kind == "lark" and not inside_reasoning and budget is None
+    return grammar.kind == "lark" and not inside_reasoning
 
 
 def _fragment(grammar: Grammar, field: str) -> str:

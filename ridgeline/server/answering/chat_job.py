@@ -6,7 +6,7 @@ to tokens for all of them. Invalid requests are refused here.
 
 from __future__ import annotations
 
-from typing import Any
+from dataclasses import replace
 
 from ridgeline.engine.link.messages import Hello
 from ridgeline.engine.plan.request import SamplingParams
@@ -16,6 +16,7 @@ from ridgeline.server.answering.choices import Prompt
 from ridgeline.server.answering.model_formats import PROMPT_TAIL, ModelFormats, formats_of, needs_special
 from ridgeline.server.answering.prompts import check_prompts, counted_ids, rendered_chat, text_ids
 from ridgeline.server.answering.running_request import Job
+from ridgeline.server.answering.thinking import template_variables, thinking_of
 from ridgeline.server.answering.tools import ToolUse, tool_use
 from ridgeline.server.answering.validation import (
     check_stream_options,
@@ -27,8 +28,6 @@ from ridgeline.server.errors import BadRequest
 from ridgeline.server.front import Front
 from ridgeline.server.openai_api.protocol import ChatRequest, TokenizeRequest
 
-EFFORTS = ("none", "minimal", "low", "medium", "high", "xhigh", "max")
-
 
 def chat_job(front: Front, body: ChatRequest) -> Job:
     served = front.served(body.model, "generate")
@@ -37,14 +36,18 @@ def chat_job(front: Front, body: ChatRequest) -> Job:
     formats, use = formats_of(client.tokenizer, front.config), tool_use(body)
     prompt = chat_prompt(client.tokenizer, formats, use, body)
     inside_reasoning = formats.reasoning is not None and formats.reasoning.opened_by(prompt[-PROMPT_TAIL:])
+    thinking = thinking_of(body, formats, inside_reasoning, client.tokenizer, front.config)
     grammar = answer_grammar(body, formats, use, inside_reasoning, client.tokenizer)
     new_parser = formats.new_parser(use.callable, inside_reasoning)
     show_special = new_parser is not None and needs_special(client.tokenizer, formats)
     params = _params(body, client.hello, grammar, show_special)
+    if thinking is not None:
+        params = replace(params, thinking=thinking.limit)
     prompts = [Prompt(text_ids(client, prompt, "messages", add_special=False))]
     check_prompts(client, prompts, params, "messages")
     params = with_default_length(params, client.hello)
-    return Job.of(body, client, served, prompts, params, new_parser, grammar.field)
+    new_count = None if thinking is None else thinking.new_count
+    return Job.of(body, client, served, prompts, params, new_parser, grammar.field, new_count)
 
 
 def prompt_tokens(front: Front, body: ChatRequest) -> int:
@@ -59,20 +62,8 @@ def chat_prompt(
 ) -> str:
     """The conversation rendered by the model's template, with tools and reasoning settings."""
     messages, tools = formats.prepared(template_messages(body.messages or []), use)
-    own = _effort_variables(body) if isinstance(body, ChatRequest) else {}
+    own = template_variables(body) if isinstance(body, ChatRequest) else {}
     return rendered_chat(tokenizer, messages, tools, body, own)
-
-
-def _effort_variables(body: ChatRequest) -> dict[str, Any]:
-    """`reasoning_effort` as template variables: some templates use that name, others a switch."""
-    effort = body.reasoning_effort
-    if effort is None:
-        return {}
-    if effort not in EFFORTS:
-        raise BadRequest(
-            "reasoning_effort", f"unknown effort {effort[:64]!r}; known are {', '.join(EFFORTS)}"
-        )
-    return {"enable_thinking": False} if effort == "none" else {"reasoning_effort": effort}
 
 
 def _params(body: ChatRequest, engine: Hello, grammar: AnswerGrammar, show_special: bool) -> SamplingParams:

@@ -17,6 +17,7 @@ from ridgeline.engine.errors import RequestFailed
 from ridgeline.engine.grammar.conformance import AnswerCheck
 from ridgeline.engine.plan.request import FinishReason, SamplingParams
 from ridgeline.engine.plan.step import TokenLogprob
+from ridgeline.engine.plan.thinking import ThinkingCount
 from ridgeline.server.openai_api.bodies import CompletionTokensDetails, PromptTokensDetails, Timing, Usage
 from ridgeline.server.parsing.events import (
     CallArguments,
@@ -24,7 +25,6 @@ from ridgeline.server.parsing.events import (
     Content,
     OutputParser,
     ParsedEvent,
-    Reasoning,
 )
 from ridgeline.telemetry.timing import TimingRecord
 
@@ -59,15 +59,14 @@ class Piece(msgspec.Struct, frozen=True):
 class Parsed:
     """One choice's parser and its findings: calls, and the number of reasoning tokens.
 
-    Reasoning is everything before the answer, markers included: all tokens up to the first one that shows
-    content or a call, if there was any reasoning.
+    Reasoning tokens are those between the tags: counted by token, so that the count is the same for every
+    division of the answer into chunks.
     """
 
-    def __init__(self, parser: OutputParser) -> None:
+    def __init__(self, parser: OutputParser, count: ThinkingCount | None) -> None:
         self._parser = parser
-        self._answering = False
-        self._has_reasoning = False
-        self._tokens_before_answer = 0
+        self._count = count
+        self.reasoning_tokens = 0
         self._arguments: list[str] = []  # of the last call
         self.has_calls = False
 
@@ -80,28 +79,29 @@ class Parsed:
             return self.has_calls
         return False
 
-    @property
-    def reasoning_tokens(self) -> int:
-        return self._tokens_before_answer if self._has_reasoning else 0
-
     def events(self, chunk: OutputChunk) -> list[ParsedEvent]:
         events = self._parser.feed(chunk.text) if chunk.text else []
         if chunk.finish_reason is not None:
             events = events + self._parser.finish()
         for event in events:
             match event:
-                case Reasoning():
-                    self._has_reasoning = True
-                    continue
                 case CallStart():
                     self.has_calls = True
                     self._arguments = []
                 case CallArguments(text=text):
                     self._arguments.append(text)
-            self._answering = True
-        if not self._answering:
-            self._tokens_before_answer += len(chunk.tokens)
+        if self._count is not None:
+            self._count_reasoning(self._count, chunk)
         return events
+
+    def _count_reasoning(self, count: ThinkingCount, chunk: OutputChunk) -> None:
+        for token in chunk.tokens:
+            count.advance(token)
+        self.reasoning_tokens = count.tokens
+        if chunk.finish_reason is not None and count.inside:
+            # The token that ends an answer is no reasoning.
+            by_token = chunk.finish_reason is FinishReason.STOP and not isinstance(chunk.stop_reason, str)
+            self.reasoning_tokens = count.tokens_at_end() - by_token
 
 
 @dataclass(slots=True)
@@ -123,10 +123,15 @@ class Choices:
         params: SamplingParams,
         new_parser: Callable[[], OutputParser] | None = None,
         running_usage: bool = False,
+        new_count: Callable[[], ThinkingCount] | None = None,
     ) -> None:
         self._sources = [_Source(prompt) for prompt in prompts]
         self._params = params
-        self._parsed = None if new_parser is None else [Parsed(new_parser()) for _ in range(self.count)]
+        self._parsed = (
+            None
+            if new_parser is None
+            else [Parsed(new_parser(), None if new_count is None else new_count()) for _ in range(self.count)]
+        )
         self._running_usage = running_usage
         self._checks = [AnswerCheck.of(params.grammar) for _ in range(self.count)]
         self.due_checks: list[AnswerCheck] = []  # of complete answers; their last pieces wait for the check

@@ -18,6 +18,7 @@ from ridgeline.engine.client.inbox import Inbox
 from ridgeline.engine.errors import InvalidRequest, QueueFull, RequestFailed
 from ridgeline.engine.grammar.conformance import refuse_uncheckable
 from ridgeline.engine.plan.request import SamplingParams, is_background
+from ridgeline.engine.plan.thinking import ThinkingCount
 from ridgeline.server.answering.choices import Choices, Piece, Prompt
 from ridgeline.server.answering.feed import Feed
 from ridgeline.server.answering.schema_checks import Client, SchemaChecks
@@ -48,6 +49,7 @@ class Job:
     cache_namespace: str = ""
     new_parser: Callable[[], OutputParser] | None = None  # for each choice; None: text is not parsed
     grammar_field: str = "grammar"  # the client's field that became `params.grammar`
+    new_count: Callable[[], ThinkingCount] | None = None  # for each choice of a model that thinks
 
     @classmethod
     def of(
@@ -59,6 +61,7 @@ class Job:
         params: SamplingParams,
         new_parser: Callable[[], OutputParser] | None = None,
         grammar_field: str = "grammar",
+        new_count: Callable[[], ThinkingCount] | None = None,
     ) -> Job:
         return cls(
             client,
@@ -67,6 +70,7 @@ class Job:
             params,
             new_parser=new_parser,
             grammar_field=grammar_field,
+            new_count=new_count,
             stream=bool(body.stream),
             include_usage=bool(body.stream_options and body.stream_options.include_usage),
             running_usage=bool(body.stream_options and body.stream_options.continuous_usage_stats),
@@ -89,7 +93,7 @@ class RunningRequest:
     def __init__(self, front: Front, context: RequestContext, job: Job) -> None:
         self.context = context
         self.job = job
-        self.choices = Choices(job.prompts, job.params, job.new_parser, job.running_usage)
+        self.choices = Choices(job.prompts, job.params, job.new_parser, job.running_usage, job.new_count)
         self.inbox = Inbox(whole=not job.stream)
         self._front = front
         self._metrics = job.served.metrics

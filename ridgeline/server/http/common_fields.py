@@ -47,7 +47,8 @@ SeedField = Annotated[Seed | None, About("same seed, same text, whatever else th
 IgnoreEosField = Annotated[bool | None, About("do not stop at the end-of-sequence token")]
 TopLogprobsField = Annotated[Alternatives | None, About("0 to 20 alternatives per token; needs `logprobs`")]
 ThinkingBudgetField = Annotated[
-    Int | None, About("most tokens of reasoning; then it is ended, and the answer begins")
+    Int | None,
+    About("most tokens of reasoning; then it is ended, and the answer begins; 0: none; -1: no limit"),
 ]
 
 PriorityField = Annotated[

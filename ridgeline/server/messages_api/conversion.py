@@ -282,20 +282,40 @@ def _format(body: CountTokensRequest) -> tuple[ResponseFormat | None, str]:
 
 
 def _reasoning(body: CountTokensRequest, model_thinks: bool) -> dict[str, Any]:
-    """Templates use several names for one switch and ignore the names they do not know."""
+    """Templates use several names for one switch and ignore the names they do not know.
+
+    Without thinking, a model whose template cannot turn it off has a budget of 0. Adaptive thinking is
+    limited by the effort alone.
+    """
     thinking = body.thinking
     effort = None if body.output_config is None else body.output_config.effort
-    variables: dict[str, Any] = {} if effort is None else {"reasoning_effort": effort}
-    if thinking is not None and thinking.type == "enabled" and thinking.budget_tokens is None:
+    _check_budget(body)
+    if thinking is not None and thinking.type == "adaptive":
+        return {"reasoning_effort": effort}
+    enabled = thinking is not None and thinking.type == "enabled"
+    variables: dict[str, Any] = {"enable_thinking": enabled, "thinking": enabled}
+    if effort is not None:
+        variables["reasoning_effort"] = effort
+    budget = thinking.budget_tokens if thinking is not None and enabled else 0
+    return {
+        "chat_template_kwargs": variables,
+        "thinking_token_budget": budget if model_thinks else None,
+    }
+
+
+def _check_budget(body: CountTokensRequest) -> None:
+    thinking = body.thinking
+    if thinking is None:
+        return
+    budget = thinking.budget_tokens
+    if thinking.type == "enabled" and budget is None:
         raise BadRequest("thinking.budget_tokens", "this field is required", "missing_field")
-    if thinking is not None and thinking.type != "enabled" and thinking.budget_tokens is not None:
+    if thinking.type != "enabled" and budget is not None:
         raise BadRequest("thinking.budget_tokens", "only allowed with type: enabled")
-    if thinking is None or thinking.type == "disabled":
-        variables |= {"enable_thinking": False, "thinking": False}
-    elif thinking.type == "enabled":
-        variables |= {"enable_thinking": True, "thinking": True}
-    budget = None if thinking is None or not model_thinks else thinking.budget_tokens
-    return {"chat_template_kwargs": variables or None, "thinking_token_budget": budget}
+    if isinstance(body, MessagesRequest) and budget is not None and budget >= body.max_tokens:
+        raise BadRequest(
+            "thinking.budget_tokens", f"must be less than max_tokens ({body.max_tokens}), got {budget}"
+        )
 
 
 def _shown(body: CountTokensRequest) -> ThinkingShown:

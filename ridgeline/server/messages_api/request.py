@@ -117,7 +117,8 @@ class Thinking(Body, kw_only=True, frozen=True):
         About("`enabled`: up to `budget_tokens`; `adaptive`: as the model likes; `disabled`: as if absent"),
     ]
     budget_tokens: Annotated[
-        Annotated[int, msgspec.Meta(ge=1, lt=2**31)] | None, About("most tokens of reasoning; with `enabled`")
+        Annotated[int, msgspec.Meta(ge=1024, lt=2**31)] | None,
+        About("most tokens of reasoning, at least 1024 and less than `max_tokens`; with `enabled`"),
     ] = None
     display: Annotated[
         Literal["summarized", "omitted"] | None, About("`omitted`: thinking blocks come without their text")
@@ -132,7 +133,8 @@ class OutputFormat(Body, kw_only=True, frozen=True):
 class OutputConfig(Body, kw_only=True, frozen=True):
     format: Annotated[OutputFormat | None, About("the shape of the answer's text")] = None
     effort: Annotated[
-        Literal["low", "medium", "high", "xhigh", "max"] | None, About("given to the template")
+        Literal["low", "medium", "high", "xhigh", "max"] | None,
+        About("given to the template; limits `adaptive` thinking, by `--reasoning-budget`"),
     ] = None
     task_budget: Annotated[Any, refused("task budgets are not supported")] = None
 

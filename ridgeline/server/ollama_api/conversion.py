@@ -133,8 +133,10 @@ def _thinking(body: OllamaRequest) -> dict[str, Any]:
     think = body.think
     if think is None:
         return {}
-    if isinstance(think, bool):
-        return {"chat_template_kwargs": {"enable_thinking": think, "thinking": think}}
+    if think is False:
+        return {"reasoning_effort": "none"}
+    if think is True:
+        return {"chat_template_kwargs": {"enable_thinking": True, "thinking": True}}
     if think not in EFFORTS:
         raise BadRequest("think", f"must be true, false, {', '.join(EFFORTS)}, not {think[:64]!r}")
     return {"reasoning_effort": think}

@@ -279,7 +279,10 @@ class ChatRequest(GenerationRequest, kw_only=True, frozen=True):
     prediction: Annotated[Any, ignored("a hint for speed alone")] = None
     reasoning_effort: Annotated[
         Name | None,
-        About("given to the template; `none` also tells it not to think (`enable_thinking` false)"),
+        About(
+            "`none`, `minimal`, `low`, `medium`, `high`, `xhigh` or `max`: given to the template, and limits "
+            "the tokens of reasoning by `--reasoning-budget`; `none`: no reasoning"
+        ),
     ] = None
     thinking_token_budget: ThinkingBudgetField = None
     verbosity: Annotated[Any, ignored("the model is not told of it")] = None

@@ -20,7 +20,6 @@ from ridgeline.server.parsing.reasoning import HARMONY_ANALYSIS, ReasoningFormat
 __all__ = [
     "CallSyntax",
     "Choice",
-    "UnsupportedBudget",
     "UnsupportedSchema",
     "call_grammar",
     "reasoning_grammar",
@@ -35,10 +34,6 @@ _LIKE_A_CALL = (
 )
 _CALL_ID = "/[a-zA-Z0-9]{9}/"
 _NEW_ASSISTANT = f"{harmony.START}assistant"
-
-
-class UnsupportedBudget(ValueError):
-    """The end marker of this model's reasoning is not one token, so it cannot be forced."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +60,6 @@ def call_grammar(
     parallel: bool,
     reasoning: ReasoningFormat | None = None,
     inside_reasoning: bool = False,
-    budget_tokens: int | None = None,
     special: Mapping[str, int] | None = None,
     content: str | None = None,
 ) -> str | None:
@@ -75,7 +69,7 @@ def call_grammar(
     without calls; otherwise any text.
     """
     is_free = choice == "auto" and parallel and not any(tool.strict for tool in tools)
-    if is_free and budget_tokens is None and content is None:
+    if is_free and content is None:
         return None
     lark = Lark(special or {})
     callable_tools = [choice] if isinstance(choice, Tool) else list(tools)
@@ -90,7 +84,7 @@ def call_grammar(
             calls = either([calls, f'"[" {call} ( ", " {call} )* "]"'])
     calls = " ".join(filter(None, (lark.text(syntax.first), calls, lark.text(syntax.close))))
     opener = lark.text(syntax.opener)
-    lead = _lead(lark, reasoning, inside_reasoning, budget_tokens)
+    lead = _lead(lark, reasoning, inside_reasoning)
     if syntax.opener == harmony.CHANNEL:
         body = _harmony_body(lark, calls, choice, content)
     elif choice != "auto":
@@ -98,7 +92,7 @@ def call_grammar(
     elif content is not None:
         body = either(["rest", f"{opener} {calls}"])
     else:
-        body = _text_or_calls(lark, syntax, calls, repeats, _kept_out(reasoning, budget_tokens))
+        body = _text_or_calls(lark, syntax, calls, repeats)
     lark.rule("start", f"{lead} {body}".strip())
     return lark.source() + ("" if content is None else content + "\n")
 
@@ -106,21 +100,15 @@ def call_grammar(
 def reasoning_grammar(
     reasoning: ReasoningFormat,
     inside: bool,
-    budget_tokens: int | None,
-    rest: str | None,
+    rest: str,
     special: Mapping[str, int] | None = None,
 ) -> str:
-    """At most this many tokens of reasoning, then `rest`: rules beginning with `rest`; None: any text."""
+    """Reasoning, then `rest`: rules beginning with `rest`."""
     lark = Lark(special or {})
-    lead = _lead(lark, reasoning, inside, budget_tokens)
-    if reasoning is HARMONY_ANALYSIS:
-        body = _harmony_rest(lark, rest)
-    elif rest is None:
-        body = lark.any_text("TEXT", _kept_out(reasoning, budget_tokens))
-    else:
-        body = "rest"
+    lead = _lead(lark, reasoning, inside)
+    body = _harmony_rest(lark, rest) if reasoning is HARMONY_ANALYSIS else "rest"
     lark.rule("start", f"{lead} {body}".strip())
-    return lark.source() + ("" if rest is None else rest + "\n")
+    return f"{lark.source()}{rest}\n"
 
 
 def _call(lark: Lark, syntax: CallSyntax, tools: Sequence[Tool], by_schema: bool) -> str:
@@ -137,40 +125,23 @@ def _call(lark: Lark, syntax: CallSyntax, tools: Sequence[Tool], by_schema: bool
     return lark.rule("call", " | ".join(written))
 
 
-def _text_or_calls(
-    lark: Lark, syntax: CallSyntax, calls: str, repeats: bool, kept_out: tuple[str, ...]
-) -> str:
+def _text_or_calls(lark: Lark, syntax: CallSyntax, calls: str, repeats: bool) -> str:
     """Free text that becomes calls when the opener is written, and only as the grammar allows."""
     if not syntax.opener:
-        text = lark.any_text("TEXT", (*kept_out, f"{FENCE}{PYTHON_FENCE}"), _LIKE_A_CALL)
+        text = lark.any_text("TEXT", (f"{FENCE}{PYTHON_FENCE}",), _LIKE_A_CALL)
         return either([text, calls])
     is_token = syntax.opener in lark.tokens
-    kept_out = kept_out if not is_token or syntax.is_special else (*kept_out, syntax.opener)
+    kept_out = (syntax.opener,) if is_token and not syntax.is_special else ()
     head = lark.text_until(syntax.opener, "head", syntax.is_special)
     text = lark.any_text("TEXT", kept_out)
     return f"( {head} {calls} )* {text}" if repeats else either([text, f"{head} {calls}"])
 
 
-def _kept_out(reasoning: ReasoningFormat | None, budget_tokens: int | None) -> tuple[str, ...]:
-    """Under a budget, free text must not open a second reasoning block."""
-    if reasoning is None or budget_tokens is None or reasoning.shows_special:
-        return ()
-    return (reasoning.opener,)
-
-
-def _lead(lark: Lark, reasoning: ReasoningFormat | None, inside: bool, budget_tokens: int | None) -> str:
+def _lead(lark: Lark, reasoning: ReasoningFormat | None, inside: bool) -> str:
     """The reasoning block before everything else: required if the prompt has opened it, else optional."""
     if reasoning is None:
         return ""
-    if budget_tokens is not None and reasoning.closer not in lark.tokens:
-        raise UnsupportedBudget(
-            f"the mark that ends this model's reasoning, {reasoning.closer}, is not one of its tokens, "
-            "so its length cannot be limited"
-        )
-    if budget_tokens is not None and not inside and not reasoning.shows_special:
-        # The library counts from the previous token, the opener, if that is not a special token.
-        budget_tokens = max(1, budget_tokens - 1)
-    thought = lark.text_until(reasoning.closer, "thought", reasoning.shows_special, budget_tokens)
+    thought = lark.text_until(reasoning.closer, "thought", reasoning.shows_special)
     ending = lark.text(_NEW_ASSISTANT) if reasoning is HARMONY_ANALYSIS else "/\\n{0,2}/"
     block = f"{thought} {ending}"
     if inside:

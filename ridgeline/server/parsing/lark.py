@@ -48,13 +48,11 @@ class Lark:
             items.append(quoted(text[at:]))
         return " ".join(items)
 
-    def text_until(self, marker: str, name: str, is_special: bool, max_tokens: int | None = None) -> str:
+    def text_until(self, marker: str, name: str, is_special: bool) -> str:
         """Any text up to and including a marker."""
         if marker in self.tokens:
             terminal = self.any_text(name.upper(), () if is_special else (marker,))
-            body = terminal if max_tokens is None else self.rule(name, terminal, f"[max_tokens={max_tokens}]")
-            return f"{body} {self.text(marker)}"
-        assert max_tokens is None, "only a marker that is one token can be forced"
+            return f"{terminal} {self.text(marker)}"
         token = self._marker.search(marker)
         if token is None:
             return self.rule(name, f"/(?s:.*){pattern(marker)}/", "[lazy]")

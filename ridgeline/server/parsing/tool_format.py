@@ -42,11 +42,10 @@ class ToolFormat:
         parallel: bool,
         reasoning: ReasoningFormat | None = None,
         inside_reasoning: bool = False,
-        budget_tokens: int | None = None,
         special: Mapping[str, int] | None = None,
         content: str | None = None,
     ) -> str | None:
         """The grammar that enforces calls; see `call_grammar`."""
         return call_grammar(
-            self.syntax, tools, choice, parallel, reasoning, inside_reasoning, budget_tokens, special, content
+            self.syntax, tools, choice, parallel, reasoning, inside_reasoning, special, content
         )

@@ -19,7 +19,7 @@ from ridgeline.server.parsing.events import (
     joined,
 )
 from ridgeline.server.parsing.format_table import TOOL_FORMATS, detect
-from ridgeline.server.parsing.grammars import UnsupportedBudget, UnsupportedSchema, reasoning_grammar
+from ridgeline.server.parsing.grammars import UnsupportedSchema, reasoning_grammar
 from ridgeline.server.parsing.reasoning import REASONING_FORMATS, THINK, ReasoningFormat
 from ridgeline.server.parsing.tool_format import ToolFormat
 from tests.server.parsing.vocabulary import Vocabulary
@@ -178,67 +178,47 @@ def test_free_text_cannot_become_a_call_that_is_not_held_to_the_schema(name: str
 
 @pytest.mark.parametrize("name", FORMATS)
 @pytest.mark.parametrize("inside", [True, False])
-def test_reasoning_comes_before_required_calls_and_ends_with_its_budget(name: str, inside: bool) -> None:
+def test_reasoning_comes_before_required_calls(name: str, inside: bool) -> None:
     random_source = random.Random(name)
     spoken, reasoning = TOOL_FORMATS[name], reasoning_of(name)
     vocabulary = vocabulary_of(spoken, reasoning)
-    source = spoken.grammar(TOOLS, NOW, True, reasoning, inside, 8, vocabulary.ids)
+    source = spoken.grammar(TOOLS, NOW, True, reasoning, inside, vocabulary.ids)
     call = vocabulary.walk(spoken.grammar(TOOLS, NOW, True, special=vocabulary.ids) or "", random_source)
     assert source is not None
     assert call is not None
     opener = "" if inside else reasoning.opener
     closer = reasoning.closer + ("<|start|>assistant" if name == "harmony" else "\n")
-    short, long = f"{opener}12345678{closer}{call}", f"{opener}123456789{closer}{call}"
-    assert vocabulary.accepts(source, short)
-    assert not vocabulary.accepts(source, long)
+    text = f"{opener}12345678{closer}{call}"
+    assert vocabulary.accepts(source, text)
+    assert not vocabulary.accepts(source, f"{opener}12345678{call}")
     assert vocabulary.accepts(source, call) is not inside
-    events = read(spoken, short, reasoning, inside)
+    events = read(spoken, text, reasoning, inside)
     assert events[0] == Reasoning("12345678")
     assert checked_calls(events) == ["now"]
 
 
 @pytest.mark.parametrize("name", sorted(REASONING_FORMATS))
-@pytest.mark.parametrize("rest", [None, 'rest: %json {"type": "integer"}', "rest: /[0-9]+/"])
-def test_an_answer_follows_a_block_of_reasoning(name: str, rest: str | None) -> None:
+@pytest.mark.parametrize("rest", ['rest: %json {"type": "integer"}', "rest: /[0-9]+/"])
+def test_an_answer_follows_a_block_of_reasoning(name: str, rest: str) -> None:
     reasoning = REASONING_FORMATS[name]
     spoken = TOOL_FORMATS.get(name, TOOL_FORMATS["hermes"])
     vocabulary = vocabulary_of(spoken, reasoning)
     answer = "<|channel|>final<|message|>42" if name == "harmony" else "42"
     closer = reasoning.closer + ("<|start|>assistant" if name == "harmony" else "")
-    for budget in (None, 3):
-        source = reasoning_grammar(reasoning, False, budget, rest, vocabulary.ids)
-        assert vocabulary.accepts(source, answer)
-        assert vocabulary.accepts(source, f"{reasoning.opener}abc{closer}{answer}")
-        assert vocabulary.accepts(source, f"{reasoning.opener}abcd{closer}{answer}") is (budget is None)
-        assert vocabulary.accepts(source, answer + "x") is (rest is None)
-        inside = reasoning_grammar(reasoning, True, budget, rest, vocabulary.ids)
-        assert vocabulary.accepts(inside, f"abc{closer}{answer}")
-        assert not vocabulary.accepts(inside, "a" * 9)
+    source = reasoning_grammar(reasoning, False, rest, vocabulary.ids)
+    assert vocabulary.accepts(source, answer)
+    assert vocabulary.accepts(source, f"{reasoning.opener}abc{closer}{answer}")
+    assert not vocabulary.accepts(source, answer + "x")
+    inside = reasoning_grammar(reasoning, True, rest, vocabulary.ids)
+    assert vocabulary.accepts(inside, f"abc{closer}{answer}")
+    assert not vocabulary.accepts(inside, "a" * 9)
 
 
-@pytest.mark.parametrize("name", FORMATS)
-def test_tools_that_nothing_is_asked_of_can_still_be_called_under_a_budget(name: str) -> None:
-    spoken, reasoning = TOOL_FORMATS[name], reasoning_of(name)
-    vocabulary = vocabulary_of(spoken, reasoning)
-    source = spoken.grammar((NOW,), "auto", True, reasoning, False, 3, vocabulary.ids)
-    required = spoken.grammar((NOW,), "required", True, special=vocabulary.ids)
-    assert source is not None
-    assert required is not None
-    call = vocabulary.walk(required, random.Random(name))
-    assert call is not None
-    closer = reasoning.closer + ("<|start|>assistant" if name == "harmony" else "")
-    assert vocabulary.accepts(source, call)
-    assert vocabulary.accepts(source, f"{reasoning.opener}abc{closer}{call}")
-    assert not vocabulary.accepts(source, f"{reasoning.opener}abcd{closer}{call}")
-
-
-def test_reasoning_without_a_token_for_its_end_has_no_budget() -> None:
+def test_reasoning_may_end_with_a_mark_of_several_tokens() -> None:
     plain = Vocabulary()
-    source = reasoning_grammar(THINK, True, None, "rest: /[0-9]+/")
+    source = reasoning_grammar(THINK, True, "rest: /[0-9]+/")
     assert plain.accepts(source, "abc </b></think>\n\n42")
     assert not plain.accepts(source, "abc</think>x")
-    with pytest.raises(UnsupportedBudget, match="</think>"):
-        reasoning_grammar(THINK, True, 10, None)
 
 
 def test_nothing_is_enforced_where_nothing_was_asked() -> None:

@@ -2,9 +2,10 @@
 
 Sequences have permanent rows on the device. For each step the host sends one block of integers (block table
 updates, positions, known tokens) and gets token ids back. A decode whose input token is still being sampled
-by the previous step reads it on the device, so `launch` may be called again before `collect`. If a grammar
-must see that token first, `launch` starts the forward pass and `complete` launches the rest. All work is on
-one stream: a step sees everything that earlier steps wrote. The runner never decides what runs.
+by the previous step reads it on the device, so `launch` may be called again before `collect`. If a grammar or
+a thinking budget must see that token first, `launch` starts the forward pass and `complete` launches the
+rest. All work is on one stream: a step sees everything that earlier steps wrote. The runner never decides
+what runs.
 """
 
 from __future__ import annotations
@@ -106,12 +107,12 @@ class CudaRunner:
         """Start the plan on the device and return at once. KV writes are idempotent."""
         with self._launching(plan):
             flight = self._launch(plan)
-            if not any(map(_awaits_its_grammar, flight.rows)):
+            if not any(map(_awaits_its_token, flight.rows)):
                 self._choose(flight)
             return flight
 
     def complete(self, flight: LaunchedStep) -> None:
-        """Sample the tokens of a step in which a grammar had to see the previous token."""
+        """Sample the tokens of a step in which a grammar or a budget had to see the previous token."""
         if flight.logits is not None:
             with self._launching(flight.plan):
                 self._choose(flight)
@@ -311,9 +312,9 @@ def _is_decode(row: StepRow) -> bool:
     return row.count == 1 and len(row.samplers) == 1 and not row.prompt_logprobs
 
 
-def _awaits_its_grammar(row: StepRow) -> bool:
-    """Its last token is still being sampled and decides which tokens the grammar allows."""
-    return row.seq.matcher is not None and row.start + row.count > len(row.seq.tokens)
+def _awaits_its_token(row: StepRow) -> bool:
+    """Its last token is still being sampled and decides which tokens are allowed next."""
+    return row.seq.needs_last_token(row.start + row.count - len(row.seq.tokens))
 
 
 def _launch_order(row: StepRow) -> int:

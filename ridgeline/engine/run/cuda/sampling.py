@@ -14,6 +14,7 @@ from torch import Tensor
 from ridgeline.engine.plan.request import SamplingParams, SeqState, Sequence
 from ridgeline.engine.plan.step import Sampled, TokenLogprob
 from ridgeline.engine.run.cuda.masks import DeviceMasks, SentMasks
+from ridgeline.engine.run.sequence_mask import needs_mask
 from ridgeline.ops.cuda.sampling.logprobs import LogprobBuffers
 from ridgeline.ops.cuda.sampling.sampling import SampleScratch, sample
 from ridgeline.ops.cuda.sampling.state import MAX_BIASED, MAX_SUPPRESSED, RowParams, SamplerState
@@ -53,8 +54,7 @@ class DeviceSampler:
         self._state.set_row(
             row, self._row_params(seq), seq.tokens[: seq.prompt_len], seq.tokens[seq.prompt_len :]
         )
-
-        if seq.matcher is not None:
+        if seq.is_constrained:
             self._constrained.add(row)
 
     def clear_row(self, row: int) -> None:
@@ -114,7 +114,9 @@ class DeviceSampler:
         places = [
             place
             for place, pick in enumerate(picks)
-            if pick.row in self._constrained and pick.seq.state is not SeqState.FINISHED
+            if pick.row in self._constrained
+            and pick.seq.state is not SeqState.FINISHED
+            and needs_mask(pick.seq)
         ]
         if not places:
             return None
@@ -135,6 +137,9 @@ class DeviceSampler:
 
     def _row_params(self, seq: Sequence) -> RowParams:
         params = seq.params
+        ends = params.stop_token_ids + (() if params.ignore_eos else self._eos_ids)
+        if params.thinking is not None:  # a closing tag that is forced cannot be barred by min_tokens
+            ends = tuple(end for end in ends if end not in params.thinking.tags.closer.ids)
         return RowParams(
             seed=seq.seed,
             temperature=params.temperature,
@@ -145,10 +150,10 @@ class DeviceSampler:
             presence_penalty=params.presence_penalty,
             frequency_penalty=params.frequency_penalty,
             min_tokens=params.min_tokens if seq.matcher is None else 0,  # its masks enforce min_tokens
-            suppressed=params.stop_token_ids + (() if params.ignore_eos else self._eos_ids),
+            suppressed=ends,
             bias=params.logit_bias,
             logprobs=params.logprobs,
-            constrained=seq.matcher is not None,
+            constrained=seq.is_constrained,
         )
 
 

@@ -80,7 +80,7 @@ class RowParams:
     suppressed: tuple[int, ...] = ()
     bias: Mapping[int, float] = field(default_factory=dict)
     logprobs: int | None = None
-    constrained: bool = False  # every step has a mask of the allowed tokens
+    constrained: bool = False  # a step may have a mask of the allowed tokens
 
     @property
     def penalized(self) -> bool:
