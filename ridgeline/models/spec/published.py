@@ -1,7 +1,7 @@
 """Well-known models by name and hub id: the config values that a plan needs, without a download.
 
 `published.json` has for each model its ids on Hugging Face and the values of its config.json that the readers
-use. Read by `shapes.read` and the planner; serving downloads the model itself.
+use. Read by `find_spec` and the planner; serving downloads the model itself.
 """
 
 from __future__ import annotations
