@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import threading
 import time
 
 import httpx
 
-from tests.faults.conftest import chat_body, events_of, is_clean_end
+from tests.faults.conftest import chat_body, engine_pid, events_of, is_clean_end
 from tests.patience import PATIENCE_S
 
 
@@ -44,6 +45,16 @@ def test_sigterm_finishes_running_streams_and_takes_nothing_new(serve):
     assert int(refused.headers["retry-after"]) >= 1
     assert is_clean_end(lines)
     assert events_of(lines)[-1]["choices"][0]["finish_reason"] == "length"
+    assert server.process.wait(30) == 0
+
+
+def test_sigterm_to_the_whole_process_group_finishes_running_streams(serve):
+    server = serve()
+    thread, lines, _ = stream_in_background(server, chat_body(max_tokens=60))
+    for pid in (engine_pid(server), server.pid):
+        os.kill(pid, signal.SIGTERM)
+    thread.join(60)
+    assert is_clean_end(lines)
     assert server.process.wait(30) == 0
 
 

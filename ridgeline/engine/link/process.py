@@ -169,8 +169,10 @@ class EngineLoop:
 def main() -> int:
     args = _arguments()
     logs.setup(args.log_level, args.log_format)
-    # The server decides when the engine stops; a Ctrl-C in the terminal reaches the whole process group.
+    # The server decides when the engine stops; Ctrl-C, and SIGTERM from `timeout` or a service manager, reach
+    # the whole process group. Running answers finish first.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
     stacks = Path(args.stacks).open("w")  # noqa: SIM115 (open to the end; the supervisor logs what it holds)
     faulthandler.register(signal.SIGUSR1, file=stacks, all_threads=True)
     config = msgspec.json.decode(args.config, type=EngineConfig)

@@ -108,7 +108,7 @@ class Supervisor:
             if self.client is not None and not self.client.closed.is_set():
                 self.client.stop_engine()
             else:
-                self._signal(signal.SIGTERM)  # still starting: not connected yet
+                self._signal(signal.SIGKILL)  # still starting: not connected yet, and nothing to finish
             await self._end_process()
         await self._forget_client()
         shutil.rmtree(self._folder, ignore_errors=True)
