@@ -60,12 +60,13 @@ class EngineConfig:
     )
     block_size: int = option(KERNEL_BLOCK_SIZE, "tokens per KV block")
     kv_tokens: int | None = option(
-        None, "KV cache size in tokens; default: planned from free memory, on a GPU all that fits"
+        None,
+        "KV cache size in tokens; default: all that fits on a GPU; 65536, or the context if longer, on a CPU",
     )
-    kv_memory_gib: float | None = option(None, "KV cache size in GiB; default: planned from free memory")
+    kv_memory_gib: float | None = option(None, "KV cache size in GiB; default: see --kv-tokens")
     memory_fraction: float | None = option(
         None,
-        "fraction of free memory to use; default: 0.6 of the machine's memory, 0.9 of a GPU's",
+        "largest fraction of free memory to use; default: 0.6 of the machine's memory, 0.9 of a GPU's",
     )
     memory_share: float = option(
         1.0,
@@ -116,7 +117,10 @@ class EngineConfig:
 
     @property
     def backend_settings(self) -> dict[str, tuple[str, ...]]:
-        """The settings that were changed and that only some backends support, with those backends."""
+        """The settings that were changed and that only some backends support, with those backends.
+
+        `--no-overlap` and `--no-cuda-graphs` are not among them: a CPU backend has neither feature.
+        """
         block_size = f"--block-size {self.block_size}"
         settings: dict[str, tuple[bool, tuple[str, ...]]] = {
             f"--weights {self.weights}": (self.weights != "auto", ("native",)),
@@ -125,8 +129,6 @@ class EngineConfig:
             f"--dtype {self.dtype}": (self.dtype != "auto", ("torch", "cuda")),
             block_size: (self.block_size != KERNEL_BLOCK_SIZE, ("torch",)),
             f"--load-format {self.load_format}": (self.load_format != "auto", ("torch", "cuda")),
-            "--no-overlap": (not self.overlap, ("cuda",)),
-            "--no-cuda-graphs": (not self.cuda_graphs, ("cuda",)),
         }
         return {flag: backends for flag, (is_made, backends) in settings.items() if is_made}
 

@@ -19,7 +19,9 @@ class ServerConfig:
     )
     ssl_keyfile: Path | None = option(None, "PEM file of the certificate's key; default: ssl_certfile")
     served_model_name: tuple[str, ...] = option(
-        (), "names under which clients may request the first model; default: its own name"
+        (),
+        "names under which clients may request the first model; may be repeated; default: its short name or "
+        "hub id, or its file's or folder's name",
     )
     alias: tuple[str, ...] = option((), "NAME=MODEL: another name for a served model; may be repeated")
     state_dir: Path | None = option(

@@ -82,8 +82,8 @@ def test_an_ignored_flag_prints_a_note_on_stderr(capsys: pytest.CaptureFixture[s
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        ("-tp 2", "-tp 2: ridgeline computes a model on one device; only 1 is accepted"),
-        ("-fa model.gguf", "-fa model.gguf: give on, off or auto"),
+        ("-tp 2", "-tp 2: a model runs on one device; only 1 is accepted; for several"),
+        ("-fa model.gguf", "-fa model.gguf: the backend chooses its attention kernel; give on, off or auto"),
         ("--revision main", "--revision (vLLM) has no equal: write the revision into MODEL"),
         ("-hf org/name", "-hf (llama.cpp) has no equal: give the hub id as MODEL"),
         ("--kv-cache-dtype fp8", "argument --kv-cache-dtype: invalid choice: 'fp8'"),

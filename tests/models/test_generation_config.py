@@ -79,7 +79,8 @@ def test_the_registry_speaks_only_where_the_files_say_nothing(tmp_path: Path) ->
     silent, telling = gguf_with(tmp_path / "silent.gguf"), gguf_with(tmp_path / "telling.gguf", temp=0.5)
     assert sampling_defaults(silent, recommended=known.sampling) == known.sampling
     assert sampling_defaults(telling, recommended=known.sampling).values() == {"temperature": 0.5}
-    assert sampling_defaults(silent, "none", recommended=known.sampling) == SamplingDefaults()
+    for off in ("none", "vllm"):  # vLLM's word for none
+        assert sampling_defaults(silent, off, recommended=known.sampling) == SamplingDefaults()
 
 
 def test_another_file_replaces_the_models_and_overrides_come_last(tmp_path: Path) -> None:

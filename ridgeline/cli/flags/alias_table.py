@@ -114,7 +114,7 @@ ALIASES: tuple[Alias, ...] = (
         VLLM,
         "engine.cuda_graphs",
         const=False,
-        remark="for a GPU; leave it out on a CPU, which has no graphs",
+        remark="no effect on a CPU, which has no graphs",
     ),
     Alias(("--async-scheduling",), VLLM, "engine.overlap", const=True),
     Alias(("--no-async-scheduling",), VLLM, "engine.overlap", const=False),
@@ -178,8 +178,6 @@ ALIASES: tuple[Alias, ...] = (
     Alias(("--result-dir",), BENCH, "out"),
 )
 
-_ONE_DEVICE = "ridgeline computes a model on one device; only 1 is accepted"
-
 IGNORED: tuple[Ignored, ...] = (
     # ---- vLLM ----
     Ignored(
@@ -196,7 +194,12 @@ IGNORED: tuple[Ignored, ...] = (
     Ignored(("--swap-space",), VLLM, "engine", "one", "preempted sequences are computed again"),
     Ignored(("--enable-auto-tool-choice",), VLLM, "server", "none", "tool_choice auto is always enabled"),
     Ignored(
-        ("--disable-log-requests", "--no-enable-log-requests", "--disable-log-stats"),
+        (
+            "--disable-log-requests",
+            "--no-enable-log-requests",
+            "--disable-log-stats",
+            "--disable-uvicorn-access-log",
+        ),
         VLLM,
         "server",
         "none",
@@ -209,7 +212,11 @@ IGNORED: tuple[Ignored, ...] = (
         "one",
         "a model runs on one device",
         allowed=("1",),
-        otherwise=_ONE_DEVICE,
+        otherwise="only 1 is accepted; for several devices, run a server on each behind `ridgeline gateway`",
+    ),
+    Ignored(("--task", "--runner"), VLLM, "server", "one", "a model's task is read from its files"),
+    Ignored(
+        ("--enable-prompt-tokens-details",), VLLM, "server", "none", "usage always has prompt_tokens_details"
     ),
     Ignored(("--seed",), VLLM, "server", "one", "each request names its own seed"),
     # ---- llama.cpp ----
@@ -268,6 +275,8 @@ REFUSED: tuple[Refused, ...] = (
         "engine",
         "set HF_HOME for models from the hub, RIDGELINE_CACHE for short names",
     ),
+    Refused(("--hf-token",), VLLM, "engine", "set HF_TOKEN in the environment"),
+    Refused(("--enable-log-requests",), VLLM, "server", "prompts are never logged"),
     Refused(
         ("--tokenizer",), VLLM, "server", "the tokenizer is read from the model's files; place it beside them"
     ),

@@ -104,7 +104,7 @@ class _IgnoredAction(argparse.Action):
     ) -> None:
         row = self._row
         if row.allowed and isinstance(values, str) and values not in row.allowed:
-            parser.error(f"{option_string} {values}: {row.otherwise}")
+            parser.error(f"{option_string} {values}: {row.why}; {row.otherwise}")
         add_note(namespace, f"{option_string} ({row.tool}) is ignored: {row.why}")
 
 

@@ -73,7 +73,7 @@ def sampling_defaults(
     generation_config: auto uses the model's own files, none uses nothing, else a file or its directory.
     recommended: used by auto if the files have none.
     """
-    if generation_config == "none":
+    if generation_config in ("none", "vllm"):  # vLLM's word for none
         found = NO_DEFAULTS
     elif generation_config == "auto":
         found = _of_model(path)

@@ -20,6 +20,7 @@ from ridgeline.server.parsing.format_table import NO_PARSER, TOOL_FORMATS, detec
 from ridgeline.server.parsing.reasoning import REASONING_FORMATS, ReasoningFormat
 from ridgeline.server.parsing.tool_format import ToolFormat
 
+VLLM_NAMES = {"deepseek_r1": "think", "qwen3": "think", "glm45": "think", "openai_gptoss": "harmony"}
 PROMPT_TAIL = 64  # characters at a prompt's end that show whether a reasoning block is open
 
 
@@ -80,7 +81,8 @@ def _formats(source: str, tool_parser: str | None, reasoning_parser: str | None)
     if tool_parser is not None:
         tools = _chosen("--tool-parser", tool_parser, TOOL_FORMATS)
     if reasoning_parser is not None:
-        reasoning = _chosen("--reasoning-parser", reasoning_parser, REASONING_FORMATS)
+        name = VLLM_NAMES.get(reasoning_parser, reasoning_parser)
+        reasoning = _chosen("--reasoning-parser", name, REASONING_FORMATS)
     return ModelFormats(tools, reasoning)
 
 

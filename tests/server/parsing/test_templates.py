@@ -5,14 +5,17 @@ from __future__ import annotations
 import itertools
 import json
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from ridgeline.models.text.chat_template import ChatTemplate
-from ridgeline.server.answering.model_formats import PROMPT_TAIL, ModelFormats, needs_special
+from ridgeline.server.answering.model_formats import PROMPT_TAIL, ModelFormats, formats_of, needs_special
+from ridgeline.server.config import ServerConfig
 from ridgeline.server.parsing.events import CallArguments, CallStart, Tool, joined
 from ridgeline.server.parsing.format_table import TOOL_FORMATS, ToolFormat, detect
+from ridgeline.server.parsing.reasoning import REASONING_FORMATS
 from tests.server.parsing.texts import NOW, WEATHER
 
 TEMPLATES = Path(__file__).parents[4] / "shared" / "data" / "chat-templates"
@@ -251,3 +254,9 @@ def test_messages_are_not_changed_in_place() -> None:
         messages = conversation()
         spoken.prepare(messages, (WEATHER, NOW))
         assert messages == conversation()
+
+
+def test_a_reasoning_parser_has_vllms_name_too() -> None:
+    bare: Any = SimpleNamespace(chat_template=None)
+    for name, ours in (("deepseek_r1", "think"), ("openai_gptoss", "harmony"), ("think", "think")):
+        assert formats_of(bare, ServerConfig(reasoning_parser=name)).reasoning is REASONING_FORMATS[ours]
