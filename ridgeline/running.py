@@ -12,16 +12,22 @@ import os
 import platform
 import signal
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Literal
+from typing import Literal, Protocol
 
+from ridgeline.options import OptionError
 from ridgeline.version import __version__
 
 Kind = Literal["server", "gateway"]
 State = Literal["starting", "ready", "stopping"]
-SetState = Callable[[State], None]
+
+
+class SetState(Protocol):
+    def __call__(
+        self, state: State, *, admin_url: str = "", state_dir: str = "", key_file: str = ""
+    ) -> None: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,6 +38,9 @@ class RunRecord:
     place:     boot and PID namespace, which process numbers belong to
     names:     what clients may ask for
     sources:   the MODEL arguments behind them
+    admin_url: address of a gateway's admin API
+    state_dir: a gateway's state directory
+    key_file:  the file with a gateway's admin keys
     """
 
     kind: Kind
@@ -45,6 +54,9 @@ class RunRecord:
     state: State
     started_at: float
     version: str
+    admin_url: str = ""
+    state_dir: str = ""
+    key_file: str = ""
 
     @property
     def port(self) -> str:
@@ -73,14 +85,15 @@ def announced(kind: Kind, url: str, names: Sequence[str], sources: Sequence[str]
     # Without /proc a later process could not tell a live one from a dead one: no record then.
     path = None if folder is None or ticks is None else folder / f"{pid}.json"
 
-    def write(state: State) -> None:
+    def write(state: State, *, admin_url: str = "", state_dir: str = "", key_file: str = "") -> None:
         if path is None:
             return
         with contextlib.suppress(OSError):
             path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
             temporary = path.with_suffix(".tmp")
             temporary.touch(mode=0o600)
-            temporary.write_text(json.dumps(asdict(replace(first, state=state))), encoding="utf-8")
+            now = replace(first, state=state, admin_url=admin_url, state_dir=state_dir, key_file=key_file)
+            temporary.write_text(json.dumps(asdict(now)), encoding="utf-8")
             temporary.replace(path)
 
     write("starting")
@@ -107,6 +120,24 @@ def running() -> list[RunRecord]:
         elif _is_over(record):
             path.unlink(missing_ok=True)
     return sorted(found, key=lambda record: record.started_at)
+
+
+def running_gateway(admin_url: str | None = None) -> RunRecord | None:
+    """The gateway with this admin address; without one, the only gateway that runs."""
+    found = [one for one in running() if one.admin_url and admin_url in (None, one.admin_url)]
+    return found[0] if len(found) == 1 else None
+
+
+def state_home() -> Path:
+    """The parent of all state directories: $XDG_STATE_HOME/ridgeline, or ~/.local/state/ridgeline."""
+    try:
+        base = os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state"
+    except RuntimeError:  # a container user without an entry in /etc/passwd
+        raise OptionError(
+            "the home directory is unknown, which has the state directory: set HOME, or choose a directory "
+            "with --state-dir"
+        ) from None
+    return Path(base) / "ridgeline"
 
 
 def is_alive(record: RunRecord) -> bool:
@@ -161,10 +192,9 @@ def _is_over(record: RunRecord) -> bool:
 
 def _folder() -> Path | None:
     try:
-        base = os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state"
-    except RuntimeError:  # a container's user without an entry in /etc/passwd
+        return state_home() / "run"
+    except OptionError:
         return None
-    return Path(base) / "ridgeline" / "run"
 
 
 def _place() -> str:

@@ -26,6 +26,7 @@ from ridgeline.gateway.tenants.keys import Limits
 from ridgeline.gateway.upstreams.config import RetryConfig, UpstreamConfig
 from ridgeline.gateway.upstreams.outgoing import Target
 from ridgeline.options import OptionError, build, check_range, check_values, option, read_file
+from ridgeline.running import state_home
 
 LOOPBACK = ("127.0.0.1", "::1", "localhost")
 MOST_LIMIT = 10**12
@@ -134,8 +135,8 @@ class GatewaySettings:
 
     @property
     def state_dir(self) -> Path:
-        chosen = self.gateway.state_dir or Path("~/.local/state/ridgeline/gateway")
-        return chosen.expanduser()
+        chosen = self.gateway.state_dir
+        return state_home() / "gateway" if chosen is None else chosen.expanduser()
 
     @property
     def objects_upstream(self) -> str | None:

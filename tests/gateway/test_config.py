@@ -168,3 +168,8 @@ def test_check_finds_what_a_worker_would_refuse(
     told = capsys.readouterr().err
     assert said in told
     assert told.count("\n") == 1
+
+
+def test_the_state_directory_follows_xdg_state_home(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
+    assert GatewaySettings().state_dir == tmp_path / "ridgeline" / "gateway"

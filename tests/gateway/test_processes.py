@@ -16,6 +16,7 @@ from typing import Any
 import httpx
 import pytest
 
+from ridgeline.cli.main import main
 from tests.gateway.stage import CHAT, asking
 from tests.patience import PATIENCE_S
 
@@ -236,6 +237,27 @@ def test_the_admin_listener_shows_health_metrics_and_audit_and_needs_its_key(gat
     assert httpx.get(f"{gateway.url}/admin/keys").status_code == 404, "not on the clients' listener"
     key = http.headers["authorization"]
     assert httpx.get(f"{url}/admin/keys", headers={"authorization": key}).status_code == 401
+
+
+def test_the_commands_find_the_only_gateway_that_runs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "home"))
+    for name in ("RIDGELINE_ADMIN_URL", "RIDGELINE_ADMIN_KEY_FILE"):
+        monkeypatch.delenv(name, raising=False)
+    gateway = Gateway(tmp_path)
+    try:
+        assert main(["gateway", "keys", "create", "--name", "app", "--daily-usd", "0.00001"]) == 0
+        shown = capsys.readouterr()
+        assert "(app): $0.00001 a day" in shown.err
+        headers = {"authorization": f"Bearer {shown.out.strip()}"}
+        assert httpx.get(f"{gateway.url}/v1/models", headers=headers).status_code == 200
+        assert (
+            main(["gateway", "keys", "list", "--admin-url", gateway.admin_url]) == 0
+        )  # its key is found too
+        assert main(["gateway", "usage"]) == 0
+    finally:
+        gateway.end()
 
 
 def test_without_a_file_it_fronts_one_server_for_this_machine_alone(tmp_path: Path) -> None:

@@ -20,7 +20,7 @@ from ridgeline.machine import cache_dir
 from ridgeline.models.files.pull import needed_bytes
 from ridgeline.models.files.registry import cached_file, find_known
 from ridgeline.options import OptionError
-from ridgeline.server.records.state import default_folder
+from ridgeline.running import state_home
 
 GB, GIB = 1e9, 1 << 30
 MIN_MEMORY_BYTES = 2 * GIB  # for the default model, its KV cache and activations
@@ -104,7 +104,7 @@ def examine(*, quick: bool = False, online: bool = False) -> Iterator[Finding]:
     yield check_memory(machine.memory())
     yield check_disk(cache_dir())
     yield check_cache(cache_dir())
-    yield check_state(default_folder())
+    yield check_state(state_home())
     yield check_default_model()
     yield check_compiler()
     yield check_pip()

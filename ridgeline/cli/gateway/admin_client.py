@@ -16,13 +16,13 @@ from typing import Any
 
 from ridgeline.cli.errors import RemoteError, check_trust
 from ridgeline.cli.parsing import path_argument
-from ridgeline.gateway.admin.credentials import read_admin_keys
+from ridgeline.gateway.admin.credentials import FILE, read_admin_keys
 from ridgeline.gateway.tenants.errors import StoreError
 from ridgeline.proxy.blocking_client import BlockingClient, WholeAnswer
 from ridgeline.proxy.errors import BrokenOff, Unreachable
+from ridgeline.running import RunRecord, running_gateway, state_home
 
 DEFAULT_URL = "http://127.0.0.1:8081"
-DEFAULT_KEY_FILE = "~/.local/state/ridgeline/gateway/admin-key"
 TIMEOUT_S = 30.0
 _SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86400, "w": 7 * 86400}
 
@@ -32,15 +32,15 @@ def add_admin_flags(parser: argparse.ArgumentParser) -> None:
     group.add_argument(
         "--admin-url",
         metavar="URL",
-        default=os.environ.get("RIDGELINE_ADMIN_URL") or DEFAULT_URL,
-        help=f"its admin API (default: $RIDGELINE_ADMIN_URL, or {DEFAULT_URL})",
+        help="its admin API (default: $RIDGELINE_ADMIN_URL, else that of the gateway that runs on this "
+        f"machine, else {DEFAULT_URL})",
     )
     group.add_argument(
         "--admin-key-file",
         metavar="FILE",
         type=path_argument,
-        default=path_argument(os.environ.get("RIDGELINE_ADMIN_KEY_FILE") or DEFAULT_KEY_FILE),
-        help=f"file with the admin key (default: $RIDGELINE_ADMIN_KEY_FILE, or {DEFAULT_KEY_FILE})",
+        help="file with the admin key (default: $RIDGELINE_ADMIN_KEY_FILE, else admin-key in the gateway's "
+        "state directory)",
     )
     parser.add_argument("--json", action="store_true", help="print the gateway's answer as JSON")
 
@@ -56,7 +56,12 @@ class AdminClient:
 
     @classmethod
     def of(cls, args: argparse.Namespace) -> AdminClient:
-        return cls(args.admin_url, args.admin_key_file)
+        """The gateway of the flags and the environment; without them, the one that runs on this machine."""
+        url = args.admin_url or os.environ.get("RIDGELINE_ADMIN_URL")
+        gateway = running_gateway(url.rstrip("/") if url else None)
+        if not url:
+            url = DEFAULT_URL if gateway is None else gateway.admin_url
+        return cls(url, args.admin_key_file or key_file_of(gateway, state_home() / "gateway"))
 
     def get(self, path: str, **query: Any) -> Any:
         return self._ask("GET", path, query, None)
@@ -102,6 +107,14 @@ class AdminClient:
         if answer.status == 401:
             return f"{self._url} rejected this admin key; give its file with --admin-key-file"
         return message
+
+
+def key_file_of(gateway: RunRecord | None, state_dir: Path) -> Path:
+    """The admin key's file of the environment, of a running gateway, or in a state directory."""
+    named = os.environ.get("RIDGELINE_ADMIN_KEY_FILE")
+    if named:
+        return path_argument(named)
+    return state_dir / FILE if gateway is None else Path(gateway.key_file)
 
 
 def duration_s(text: str) -> float | None:

@@ -48,6 +48,7 @@ workers = 1                       # more than one needs [redis] for exact limits
 name = "local"
 kind = "ridgeline"                # or openai (vLLM, SGLang, llama-server, hosted), anthropic
 url = "http://127.0.0.1:8000"
+# key_env = ["LOCAL_KEY"]         # the variable with its key, if the server has --api-keys
 
 # [[upstreams]]
 # name = "hosted"

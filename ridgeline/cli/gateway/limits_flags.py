@@ -8,6 +8,8 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from ridgeline.gateway.tenants.keys import usd_text
+
 FLAGS: tuple[tuple[str, str, Callable[[str], Any], str], ...] = (
     ("rpm", "requests_per_minute", int, "requests in any 60 seconds"),
     ("tpm", "tokens_per_minute", int, "tokens in any 60 seconds, read and written"),
@@ -41,10 +43,14 @@ def limits_line(limits: dict[str, Any]) -> str:
         "requests_per_minute": "{:,} rpm",
         "tokens_per_minute": "{:,} tpm",
         "concurrent": "{:,} at once",
-        "daily_usd": "${:,.10g} a day",
-        "monthly_usd": "${:,.10g} a month",
+        "daily_usd": "${} a day",
+        "monthly_usd": "${} a month",
     }
-    return ", ".join(unit.format(limits[name]) for name, unit in units.items() if limits[name] is not None)
+    given = {name: limits[name] for name in units if limits[name] is not None}
+    return ", ".join(
+        units[name].format(usd_text(value) if name.endswith("_usd") else value)
+        for name, value in given.items()
+    )
 
 
 def moment(seconds: float | None, empty: str = "") -> str:

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 from ridgeline.cli.errors import RemoteError
 from ridgeline.cli.parsing import Verbs, add_verb, path_argument
 from ridgeline.options import OptionError
+from ridgeline.running import state_home
 
 if TYPE_CHECKING:  # `ridgeline --help` imports nothing heavy
     from ridgeline.gateway.routing.embedder import Vectors
@@ -276,7 +277,7 @@ def run_decisions(args: argparse.Namespace) -> int:
     from ridgeline.gateway.accounting.store.table import LedgerStore
     from ridgeline.gateway.routing.decisions import decisions_of, lines_of, read_prices, read_rows
 
-    state_dir = args.state_dir or path_argument(STATE_DIR)
+    state_dir = args.state_dir or state_home() / "gateway"
     since_ms = max(0, int((time.time() - args.days * 86_400) * 1e3))
     store: LedgerStore
     if args.store:

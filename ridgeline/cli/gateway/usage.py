@@ -32,7 +32,7 @@ EXAMPLES = """\
 """
 
 FILTERS = ("key", "team", "model", "upstream")
-STATE_DIR = "~/.local/state/ridgeline/gateway"
+STATE_DIR = "that of the gateway that runs on this machine, else ~/.local/state/ridgeline/gateway"
 
 
 def add_parser(verbs: Verbs) -> None:
@@ -96,12 +96,13 @@ def _read(args: argparse.Namespace) -> tuple[Report, Names]:
 def _asked(args: argparse.Namespace) -> tuple[Report, Names]:
     import msgspec
 
-    from ridgeline.cli.gateway.admin_client import AdminClient
+    from ridgeline.cli.gateway.admin_client import AdminClient, key_file_of
     from ridgeline.gateway.accounting.store.report_text import Report
+    from ridgeline.running import running_gateway
 
-    from_environment = os.environ.get("RIDGELINE_ADMIN_KEY_FILE")
-    key_file = args.admin_key_file or (path_argument(from_environment) if from_environment else None)
-    client = AdminClient(_admin_url(args), key_file or _state_dir(args) / "admin-key")
+    url = _admin_url(args)
+    gateway = None if args.state_dir else running_gateway(url.rstrip("/"))
+    client = AdminClient(url, args.admin_key_file or key_file_of(gateway, _state_dir(args)))
     names = _names_of(client)
     answer = client.get("/admin/usage", by=args.by, since=args.since, until=args.until, **_only(args, names))
     return msgspec.convert(answer, Report), names
@@ -122,7 +123,13 @@ def _admin_url(args: argparse.Namespace) -> str:
 
 
 def _state_dir(args: argparse.Namespace) -> Path:
-    return args.state_dir or path_argument(STATE_DIR)
+    """The flag's; else that of the only gateway that runs; else the default."""
+    from ridgeline.running import running_gateway, state_home
+
+    if args.state_dir:
+        return Path(args.state_dir)
+    gateway = running_gateway()
+    return state_home() / "gateway" if gateway is None else Path(gateway.state_dir)
 
 
 def _only(args: argparse.Namespace, names: Names) -> dict[str, str]:

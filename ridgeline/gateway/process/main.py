@@ -109,8 +109,9 @@ class Supervisor:
             await asyncio.wait([starting, stopped], return_when=asyncio.FIRST_COMPLETED)
             if starting.done():
                 starting.result()
+                state_dir, key_file = str(self._settings.state_dir), str(admin.key_path)
+                self._set_state("ready", admin_url=admin.url, state_dir=state_dir, key_file=key_file)
                 self._say_ready(admin)
-                self._set_state("ready")
             else:
                 starting.cancel()
             await stopped

@@ -18,6 +18,11 @@ class Limits(msgspec.Struct, frozen=True, gc=False):
     monthly_usd: float | None = None
 
 
+def usd_text(usd: float) -> str:
+    """US dollars without an exponent: 500, 0.5, 0.00001."""
+    return f"{usd:,.12f}".rstrip("0").rstrip(".")
+
+
 class Team(msgspec.Struct, frozen=True, gc=False):
     id: str
     name: str

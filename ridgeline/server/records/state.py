@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from ridgeline.options import OptionError
+from ridgeline.running import state_home
 from ridgeline.storage.database import Step
 from ridgeline.storage.migrations import migration
 from ridgeline.storage.sqlite_file import in_transaction, open_sqlite, run_work
@@ -71,19 +72,7 @@ def open_state(folder: Path | None, port: int) -> StateStore:
         return StateStore(folder.expanduser())
     if port == 0:
         return StateStore(Path(tempfile.mkdtemp(prefix="ridgeline-state-")), is_temporary=True)
-    return StateStore(default_folder() / str(port))
-
-
-def default_folder() -> Path:
-    """The parent of the default state directories, each named by its server's port."""
-    try:
-        base = os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state"
-    except RuntimeError:  # a container user without an entry in /etc/passwd
-        raise OptionError(
-            "the home directory is unknown, where the server keeps its state: set HOME, or choose a "
-            "directory with --state-dir"
-        ) from None
-    return Path(base) / "ridgeline"
+    return StateStore(state_home() / str(port))
 
 
 def _only_one(folder: Path) -> int:
