@@ -310,6 +310,18 @@ async def test_an_attempt_that_was_refused_or_never_sent_costs_nothing(tmp_path:
         assert (row["attempts"], row["usage_source"], row["cost_pusd"]) == (3, "none", 0)
 
 
+async def test_a_request_whose_key_a_ridgeline_server_refused_costs_nothing(tmp_path: Path) -> None:
+    """The server also refuses the question about the request's usage."""
+    async with ScriptedUpstream(always(401, {"error": {"message": "no API key was given"}})) as upstream:
+        up = {"name": "up", "kind": "ridgeline", "url": upstream.url, "probe_s": 0.0}
+        async with staged(tmp_path, {"upstreams": [up], "models": PRICED}) as stage:
+            answer = await stage.http.post(CHAT, json=asking("m"))
+            assert answer.json()["error"]["code"] == "upstream_credentials_exhausted"
+            (row,) = await stage.rows(1)
+            assert (row["outcome"], row["usage_source"], row["cost_pusd"]) == ("upstream_failed", "none", 0)
+            assert [one.path for one in upstream.asked] == [CHAT]
+
+
 @pytest.mark.parametrize("winner", ["first", "second"])
 async def test_a_hedge_that_lost_has_a_row_of_its_own(tmp_path: Path, winner: str) -> None:
     second_asked = asyncio.Event()

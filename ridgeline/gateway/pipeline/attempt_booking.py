@@ -15,7 +15,7 @@ from ridgeline.gateway.accounting.usage import Usage
 from ridgeline.gateway.pipeline.estimating import Estimates, limit_tokens
 from ridgeline.gateway.pipeline.exchange import Begun, GatewayExchange
 from ridgeline.gateway.pipeline.parts import Parts
-from ridgeline.gateway.upstreams.attempts import UNSENT
+from ridgeline.gateway.upstreams.attempts import REFUSED_KEY, UNSENT
 from ridgeline.gateway.upstreams.opened import Attempt
 from ridgeline.gateway.upstreams.outgoing import Target
 
@@ -69,8 +69,10 @@ class AttemptBooking:
         answered = [one for one in exchange.begun if one.number in noted and not noted[one.number].cause]
         own = answered[-1] if exchange.opened is not None and answered else exchange.begun[-1]
         if exchange.opened is None and not _may_be_billed(noted.get(own.number)):
-            # A ridgeline server reports the usage of a failure; a hosted one does not bill it.
-            exchange.late_usage &= own.target.upstream not in self._hosted
+            # A ridgeline server reports the usage of a failure; a hosted one does not bill it. A server that
+            # refused every key computed nothing, and would refuse a question about the usage too.
+            is_refused = all(one.status in REFUSED_KEY for one in noted.values())
+            exchange.late_usage &= own.target.upstream not in self._hosted and not is_refused
         own.is_booked = True
         self._book(exchange, exchange.begun, noted, free=own.id)
         self._close_others(exchange)

@@ -22,7 +22,7 @@ from dataclasses import dataclass
 from ridgeline.gateway.errors import BadRequest, GatewayError
 from ridgeline.gateway.upstreams.call import Call, busy, down, exhausted, late, refused
 from ridgeline.gateway.upstreams.config import RetryConfig
-from ridgeline.gateway.upstreams.credentials import Credential
+from ridgeline.gateway.upstreams.credentials import NO_KEY, Credential
 from ridgeline.gateway.upstreams.errors import gateway_error
 from ridgeline.gateway.upstreams.opened import AttemptKind, Opened
 from ridgeline.gateway.upstreams.outgoing import Outgoing, Target
@@ -245,7 +245,11 @@ class Attempts:
         # 403 may concern only the model: one tenant's request must not disable the key for all others.
         model = self._target.model if status == 403 else None
         credential.kill(self._means.clock() + self._means.config.credential_dead_s, model)
-        log.warning("upstream %s: key %s was refused (%d)", self._upstream.name, credential.name, status)
+        if credential.name == NO_KEY:
+            message = "upstream %s answered %d to a request without a key: set its key_env or key_file"
+            log.warning(message, self._upstream.name, status)
+        else:
+            log.warning("upstream %s: key %s was refused (%d)", self._upstream.name, credential.name, status)
         self._rotations += 1
         if self._rotations > len(self._upstream.credentials.keys):  # keys revive faster than they are refused
             return self._give_up(exhausted())

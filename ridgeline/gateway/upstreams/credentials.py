@@ -15,6 +15,7 @@ from ridgeline.options import OptionError
 from ridgeline.proxy.errors import InvalidHead
 from ridgeline.proxy.request_head import header_lines
 
+NO_KEY = "none"  # name of the credential of an upstream without keys
 MAX_KEYS = 1000
 MAX_REFUSED_MODELS = 1000  # refused models of one key; beyond this the key is dead
 
@@ -99,7 +100,7 @@ def read_credentials(config: UpstreamConfig, environment: Mapping[str, str] = os
     if len(found) > MAX_KEYS:
         raise OptionError(f"{where} at most {MAX_KEYS} keys")
     if not found:
-        return Credentials([Credential("none", b"")])
+        return Credentials([Credential(NO_KEY, b"")])
     return Credentials(
         [Credential(name, _lines(config, secret, f"{where} {name}")) for name, secret in found]
     )
