@@ -9,6 +9,7 @@ overload none less than 99.5 % of it.
 from __future__ import annotations
 
 import calendar
+import math
 import time
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Literal, NamedTuple, NoReturn, Protocol
@@ -16,7 +17,7 @@ from typing import Literal, NamedTuple, NoReturn, Protocol
 import msgspec
 
 from ridgeline.gateway.errors import BadRequest, Forbidden, Limited, Unavailable
-from ridgeline.gateway.tenants.keys import Limits
+from ridgeline.gateway.tenants.keys import Limits, usd_text
 
 BUCKET_MS = 250
 BUCKETS = 60_000 // BUCKET_MS
@@ -199,6 +200,7 @@ _CODES = {
     "daily": "budget_exceeded",
     "monthly": "budget_exceeded",
 }
+_SMALLER = "shorten the prompt or set a smaller max_tokens"
 
 
 def refuse(
@@ -209,12 +211,15 @@ def refuse(
     subject, unit, retry_ms = max(refusals, key=lambda one: one.retry_ms)
     limit = _limit_of(subject.limits, unit)
     subject_name = f"this {subject.kind}"
+    retry_s = max(math.ceil(retry_ms / 1000), 1)
     message = {
-        "requests": f"{subject_name} may make {limit} requests per minute",
-        "tokens": f"{subject_name} may use {limit} tokens per minute",
+        "requests": f"{subject_name} may make {limit} requests per minute; retry in {retry_s} s",
+        "tokens": f"{subject_name} may use {limit} tokens per minute; retry in {retry_s} s",
         "concurrent": f"{subject_name} may have {limit} concurrent requests",
-        "daily": f"{subject_name} may spend {limit} USD per day (UTC)",
-        "monthly": f"{subject_name} may spend {limit} USD per month (UTC)",
+        "daily": f"{subject_name} may spend {limit} USD per day, and the rest does not cover this request; "
+        "the budget is renewed at 00:00 UTC",
+        "monthly": f"{subject_name} may spend {limit} USD per month, and the rest does not cover this "
+        "request; the budget is renewed on the first of the month, 00:00 UTC",
     }[unit]
     raise Limited(message, retry_ms / 1000, code=_CODES[unit], headers=rate_headers(standings))
 
@@ -228,14 +233,14 @@ def _check_possible(subjects: Sequence[Subject], tokens: int, cost_pusd: int) ->
         if limits.tokens_per_minute is not None and tokens > limits.tokens_per_minute:
             raise BadRequest(
                 f"the request may use {tokens} tokens (its prompt and the most it may generate), and this "
-                f"{subject.kind} {limits.tokens_per_minute} per minute; ask for fewer",
+                f"{subject.kind} {limits.tokens_per_minute} per minute; {_SMALLER}",
                 code="request_over_limit",
             )
         for unit, usd in (("day", limits.daily_usd), ("month", limits.monthly_usd)):
             if usd is not None and cost_pusd > usd * PICODOLLARS:
                 raise BadRequest(
-                    f"the request may cost {cost_pusd / PICODOLLARS:.6g} USD, and this {subject.kind} may "
-                    f"spend {usd:g} per {unit}; ask for fewer tokens",
+                    f"the request may cost {usd_text(cost_pusd / PICODOLLARS)} USD, and this {subject.kind} "
+                    f"may spend {usd_text(usd)} per {unit}; {_SMALLER}",
                     code="request_over_budget",
                 )
 
@@ -248,7 +253,7 @@ def _limit_of(limits: Limits, unit: Unit) -> str:
         "daily": limits.daily_usd,
         "monthly": limits.monthly_usd,
     }[unit]
-    return f"{value:g}" if isinstance(value, float) else str(value)
+    return usd_text(value) if isinstance(value, float) else str(value)
 
 
 def unknown(what: str) -> Unavailable:

@@ -223,7 +223,7 @@ def test_a_refusal_by_one_subject_takes_nothing_from_the_others() -> None:
     wide, narrow = Subject("team", "t", Limits(requests_per_minute=10)), key(requests_per_minute=1)
     reserve(limiter, wide, narrow)
     for _ in range(20):
-        with pytest.raises(Limited, match="this key may make 1 requests per minute"):
+        with pytest.raises(Limited, match=r"this key may make 1 requests per minute; retry in 6\d s"):
             reserve(limiter, wide, narrow)
     assert reserve(limiter, wide).headers["x-ratelimit-remaining-requests"] == "8"
 
@@ -236,6 +236,7 @@ def test_budgets_count_what_is_under_way_and_begin_anew_at_midnight_utc() -> Non
     with pytest.raises(Limited) as refused:
         reserve(limiter, subject, cost=PICODOLLARS // 2)
     assert refused.value.code == "budget_exceeded"
+    assert "may spend 1 USD per day, and the rest does not cover this request" in str(refused.value)
     assert refused.value.headers["retry-after"] == str(12 * 3600)
     limiter.settle(first, 0, PICODOLLARS // 10)
     limiter.settle(reserve(limiter, subject, cost=PICODOLLARS // 2), 0, PICODOLLARS * 9 // 10)
