@@ -89,6 +89,14 @@ class Cursor:
                 return None
             yield
 
+    def closer(self, text: str) -> Reading[bool]:
+        """Read `text` if it comes next; at the end of the answer also its start, which a length limit cut."""
+        is_whole = (yield from self.literal(text)) is not None
+        rest = self._text[self._at :]
+        if not is_whole and self.ended and text.startswith(rest):
+            self.advance(len(rest))
+        return is_whole
+
     def run(self, pattern: re.Pattern[str], out: Out | None = None) -> Reading[None]:
         """Read all matching characters; `pattern` is one character class with a plus."""
         while True:

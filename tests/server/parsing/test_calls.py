@@ -179,6 +179,12 @@ def test_a_cut_call_keeps_what_was_written_of_it() -> None:
     assert read("qwen_xml", cut) == call(0, "get_weather", '{"city": "Ro')
 
 
+@pytest.mark.parametrize("name", ["hermes", "qwen_xml", "gemma"])
+@pytest.mark.parametrize("cut", [1, 5, 9])
+def test_a_closing_mark_that_a_limit_cut_is_not_content(name: str, cut: int) -> None:
+    assert read(name, TWO_CALLS[name][:-cut]) == BOTH
+
+
 def test_a_broken_call_does_not_hide_the_next_one() -> None:
     good = '<tool_call>{"name": "now"}</tool_call>'
     assert read("hermes", f"<tool_call>{{oops}}</tool_call>{good}") == [

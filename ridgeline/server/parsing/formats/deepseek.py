@@ -74,5 +74,5 @@ class DeepSeekParser(Parser):
             self.answer.arguments("{}")
         if ending in (Ending.DONE, Ending.BROKEN):
             yield from cursor.run(_CLOSERS)
-            yield from cursor.literal(CALL_END)
+            yield from cursor.closer(CALL_END)
         return True

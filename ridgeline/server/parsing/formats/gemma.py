@@ -96,7 +96,7 @@ class _Arguments:
             else:
                 self._expects_name = False
         yield from cursor.space()
-        if (yield from cursor.literal(CLOSE)) is not None:
+        if (yield from cursor.closer(CLOSE)):
             yield from cursor.literal(RESPONSE)
 
     def _item(self, bare: str) -> Reading[bool]:

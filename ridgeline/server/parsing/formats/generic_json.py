@@ -64,7 +64,7 @@ class BareJsonParser(Parser):
             self.not_a_call()
         elif fenced:
             yield from cursor.space()
-            yield from cursor.literal(FENCE)
+            yield from cursor.closer(FENCE)
 
     def _python(self) -> Reading[bool]:
         """`name(key="value")`, possibly inside `print( )`: Gemma 3's format. JSON may stand there too."""

@@ -27,4 +27,4 @@ class HermesParser(Parser):
             if ending is Ending.BROKEN:
                 self.not_a_call()
             elif ending is Ending.DONE:
-                yield from self.cursor.literal(CLOSE)
+                yield from self.cursor.closer(CLOSE)

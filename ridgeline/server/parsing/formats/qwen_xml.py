@@ -59,7 +59,7 @@ class QwenXmlParser(Parser):
         writer.close()
         if mark == FUNCTION_CLOSE:
             yield from cursor.space()
-            yield from cursor.literal(CALL_CLOSE)
+            yield from cursor.closer(CALL_CLOSE)
 
     def _value(self, writer: ArgumentsWriter, tool_name: str, name: str) -> Reading[bool]:
         """One value up to its closing tag; False if the text ended first."""
