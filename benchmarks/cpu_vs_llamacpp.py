@@ -24,7 +24,7 @@ os.environ.setdefault("ONEDNN_MAX_CPU_ISA", "AVX512_CORE_FP16")
 from rich.console import Console
 from versus.bench import Bench, machine
 from versus.comparison import table_of
-from versus.engine_rows import engine_rows
+from versus.engine_rows import ComparedModel, engine_rows
 from versus.peer_llamacpp import FORMATS, find
 from versus.random_gguf import TINYLLAMA, write_random_gguf
 from versus.server_rows import http_rows, process_rows
@@ -33,8 +33,33 @@ from ridgeline import __version__
 from ridgeline.machine import cache_dir, usable_cpus
 from ridgeline.models.files.pull import ensure
 
-SMOLLM2_BARS = {1: 1.7, 4: 2.2, 8: 2.2, 32: 2.5}
-TINYLLAMA_BARS = {1: 1.0, 8: 1.7, 32: 1.7}
+
+def compared_models(smollm2: dict[str, Path]) -> list[ComparedModel]:
+    """The models whose decode and prefill are compared, and their bars."""
+    random_file = cache_dir() / "bench" / f"{TINYLLAMA.name}-Q4_0.gguf"
+    return [
+        ComparedModel(
+            "smollm2", "SmolLM2-135M", lambda: smollm2, {1: 1.7, 4: 2.2, 8: 2.2, 32: 2.5}, prefill_bar=4.0
+        ),
+        ComparedModel(
+            "tinyllama",
+            "1.1B shape, random weights, Q4_0",
+            lambda: {"Q4_0": write_random_gguf(TINYLLAMA, random_file)},
+            {1: 1.0, 8: 1.7, 32: 1.7},
+            prefill_bar=3.0,
+            is_large=True,
+            least_percent_of_limit=80.0,
+        ),
+        # The DRAM-bound row: both engines read the same file, as published.
+        ComparedModel(
+            "qwen-coder",
+            "Qwen2.5-Coder-1.5B, Q4_K_M",
+            lambda: {"Q4_K_M": ensure("qwen2.5-coder-1.5b").path},
+            {1: 1.0, 8: 2.2},
+            prefill_bar=2.5,
+            is_large=True,
+        ),
+    ]
 
 
 def prepare(args: argparse.Namespace, console: Console) -> Bench:
@@ -46,7 +71,6 @@ def prepare(args: argparse.Namespace, console: Console) -> Bench:
     return Bench(
         peer=peer,
         smollm2={"Q4_1": q4_1, **made},
-        tinyllama=write_random_gguf(TINYLLAMA, folder / f"{TINYLLAMA.name}-Q4_0.gguf"),
         repeats=args.repeats,
         patience_s=args.patience,
         attempts=args.attempts,
@@ -67,7 +91,7 @@ def main() -> None:
     parser.add_argument("--tune", action="store_true", help="look for the peer's best flags again")
     parser.add_argument(
         "--only", action="append", metavar="KEY",
-        help="rows whose key begins so: smollm2, smollm2.decode.8, http, start, memory, tinyllama",
+        help="rows whose key begins so: smollm2.decode.8, http, start, memory, tinyllama, qwen-coder",
     )  # fmt: skip
     parser.add_argument("--json", type=Path, default=Path("bench-results/cpu_vs_llamacpp.json"))
     args = parser.parse_args()
@@ -75,19 +99,21 @@ def main() -> None:
     console = Console(width=150)
     bench = prepare(args, console)
     console.log(f"peer: {bench.peer.version()}; machine: {machine()}")
-    rows = engine_rows(bench, "smollm2", bench.smollm2, SMOLLM2_BARS)
-    rows += http_rows(bench) + process_rows(bench)
-    large = engine_rows(bench, "tinyllama", {"Q4_0": bench.tinyllama}, TINYLLAMA_BARS)
-    for title, part in (("SmolLM2-135M", rows), ("1.1B shape, random weights, Q4_0", large)):
+    rows = []
+    for model in compared_models(bench.smollm2):
+        part = engine_rows(bench, model)
+        if model.name == "smollm2":
+            part += http_rows(bench) + process_rows(bench)
         if part:
-            console.print(table_of(title, part))
+            console.print(table_of(model.title, part))
+        rows += part
     report = {
         "version": __version__,
         "peer": bench.peer.version(),
         "machine": machine(),
         "threads": bench.peer.threads,
         "ceilings": {name: vars(one) for name, one in bench.ceilings.items()},
-        "rows": [row.as_dict() for row in rows + large],
+        "rows": [row.as_dict() for row in rows],
     }
     args.json.parent.mkdir(parents=True, exist_ok=True)
     args.json.write_text(json.dumps(report, indent=1))

@@ -5,6 +5,7 @@ rate, whichever is slower). Cases are interleaved within one run, medians and sp
 noise is in the spread. Prints a table and writes JSON.
 
     python benchmarks/engine_cpu.py [--model smollm2-135m] [--repeats 5] [--json out.json] [--no-server]
+    python benchmarks/engine_cpu.py --model qwen2.5-coder-1.5b      # weights that no cache holds: DRAM-bound
 """
 
 from __future__ import annotations

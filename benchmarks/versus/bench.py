@@ -33,7 +33,6 @@ class Bench:
 
     peer: LlamaCpp
     smollm2: dict[str, Path]
-    tinyllama: Path
     repeats: int
     patience_s: float
     attempts: int

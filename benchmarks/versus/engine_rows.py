@@ -6,41 +6,64 @@ Called by cpu_vs_llamacpp.py, once for each model.
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 
 from ridgeline.models.spec.read_spec import read_spec
 from versus import engine_rates
 from versus.bench import Bench, measure_ceilings, median_ceilings
 from versus.comparison import Figure, Row
-from versus.peer_llamacpp import CACHES, DECODE_EXTRAS, FORMATS, PREFILL_EXTRAS, Variant, every_cache, tune
+from versus.peer_llamacpp import CACHES, DECODE_EXTRAS, PREFILL_EXTRAS, Variant, every_cache, tune
 
 PROMPT, TOKENS, PREFILL = 128, 64, 512
 CONTEXT = PROMPT + TOKENS // 2  # what a decode step sees on average
-# All flags would take too long to try with this model: its best cache types, no other flags.
-TINYLLAMA_VARIANTS = [Variant("Q4_0", cache) for cache in (CACHES[0], CACHES[1], CACHES[4])]
+# With a large model all flags would take too long to try: the best cache types, no other flags.
+LARGE_CACHES = (CACHES[0], CACHES[1], CACHES[4])
 
 
-def engine_rows(bench: Bench, name: str, models: dict[str, Path], bars: dict[int, float]) -> list[Row]:
+@dataclass(frozen=True)
+class ComparedModel:
+    """A model of the comparison: its files by format, ours first, and the bars of its rows."""
+
+    name: str  # keys begin with it
+    title: str
+    files: Callable[[], dict[str, Path]]  # called when a row is wanted: it may download
+    decode_bars: dict[int, float]  # by number of streams
+    prefill_bar: float
+    is_large: bool = False
+    least_percent_of_limit: float | None = None  # decode, 1 stream
+
+    def rows(self) -> list[Row]:
+        decode = [
+            Row(f"{self.name}.decode.{n}", f"decode, {n} stream{'s' * (n > 1)}", "tok/s", bar,
+                least_percent_of_limit=self.least_percent_of_limit if n == 1 else None)
+            for n, bar in self.decode_bars.items()
+        ]  # fmt: skip
+        return [*decode, Row(f"{self.name}.prefill", f"prefill {PREFILL}", "tok/s", self.prefill_bar)]
+
+    def variants(self, formats: tuple[str, ...]) -> list[Variant]:
+        """The ways to run the peer that the search for its best flags starts with."""
+        if self.is_large:
+            return [Variant(format, cache) for format in formats for cache in LARGE_CACHES]
+        return every_cache(formats)
+
+
+def engine_rows(bench: Bench, model: ComparedModel) -> list[Row]:
     """Decode at several batch sizes and prefill of one model, every repeat going through all rows."""
-    ours_path = models["Q4_1"] if "Q4_1" in models else models["Q4_0"]
-    is_large = name == "tinyllama"
-    rows = [
-        Row(f"{name}.decode.{n}", f"decode, {n} stream{'s' * (n > 1)}", "tok/s", bar,
-            least_percent_of_limit=80.0 if is_large and n == 1 else None)
-        for n, bar in bars.items()
-    ]  # fmt: skip
-    rows.append(Row(f"{name}.prefill", f"prefill {PREFILL}", "tok/s", 3.0 if is_large else 4.0))
-    rows = [row for row in rows if bench.wanted(row.key)]
+    rows = [row for row in model.rows() if bench.wanted(row.key)]
     if not rows:
         return []
+    name, files = model.name, model.files()
+    ours_path = next(iter(files.values()))
 
     def peer_rate(row: Row, variant: Variant) -> float:
-        model = models[variant.format]
+        file = files[variant.format]
         if row.key.endswith("prefill"):
-            return bench.peer.prefill_rate(model, PREFILL, variant.flags)
-        return bench.peer.decode_rate(model, _streams(row), PROMPT, TOKENS, variant.flags)
+            return bench.peer.prefill_rate(file, PREFILL, variant.flags)
+        return bench.peer.decode_rate(file, _streams(row), PROMPT, TOKENS, variant.flags)
 
-    finalists = {row.key: _finalists(bench, row, is_large, peer_rate) for row in rows}
+    variants = model.variants(tuple(files))
+    finalists = {row.key: _finalists(bench, row, model.is_large, variants, peer_rate) for row in rows}
     engine = engine_rates.load(ours_path)
     bench.console.log(f"ours, {name}: {engine.summary}")
     ceilings = []
@@ -63,7 +86,7 @@ def engine_rows(bench: Bench, name: str, models: dict[str, Path], bars: dict[int
     for row in rows:
         row.ours.limit = _rate_limit(bench, row, name, ours_path)
         for variant in finalists[row.key]:
-            row.theirs[str(variant)].limit = _rate_limit(bench, row, name, models[variant.format])
+            row.theirs[str(variant)].limit = _rate_limit(bench, row, name, files[variant.format])
     return rows
 
 
@@ -72,9 +95,8 @@ def _streams(row: Row) -> int:
 
 
 def _finalists(
-    bench: Bench, row: Row, is_large: bool, rate: Callable[[Row, Variant], float]
+    bench: Bench, row: Row, is_large: bool, variants: list[Variant], rate: Callable[[Row, Variant], float]
 ) -> tuple[Variant, ...]:
-    variants = TINYLLAMA_VARIANTS if is_large else every_cache(FORMATS)
     extras = PREFILL_EXTRAS if row.key.endswith("prefill") else DECODE_EXTRAS
 
     def quiet_rate(variant: Variant) -> float:

@@ -14,9 +14,13 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks"))
 
+from cpu_vs_llamacpp import compared_models
+from rich.console import Console
+from versus.bench import Bench
 from versus.comparison import Figure, Row
+from versus.engine_rows import ComparedModel, engine_rows
 from versus.http_load import LoadFailed, run_round
-from versus.peer_llamacpp import FORMATS, Variant, every_cache, find, tune
+from versus.peer_llamacpp import FORMATS, LlamaCpp, Variant, every_cache, find, tune
 from versus.quiet_machine import Sample, measured
 from versus.random_gguf import Shape, write_random_gguf
 
@@ -114,6 +118,33 @@ def test_of_disturbed_measurements_the_least_disturbed_is_kept(monkeypatch: pyte
 def test_without_a_llama_cpp_the_way_to_get_one_is_said(tmp_path: Path) -> None:
     with pytest.raises(SystemExit, match=r"llama-bench.*missing(?s:.*)cmake --build"):
         find(tmp_path, 2)
+
+
+def test_the_rows_of_qwen_coder_have_the_bars_of_the_memory_bound_model() -> None:
+    (model,) = [one for one in compared_models({}) if one.name == "qwen-coder"]
+    assert {row.key: row.bar for row in model.rows()} == {
+        "qwen-coder.decode.1": 1.0,
+        "qwen-coder.decode.8": 2.2,
+        "qwen-coder.prefill": 2.5,
+    }
+    variants = model.variants(("Q4_K_M",))
+    assert {variant.format for variant in variants} == {"Q4_K_M"}
+    assert len(variants) == 3  # cache types only
+
+
+def test_a_model_is_fetched_only_where_one_of_its_rows_is_wanted(tmp_path: Path) -> None:
+    def fetch() -> dict[str, Path]:
+        raise AssertionError("fetched")
+
+    def bench(only: str) -> Bench:
+        return Bench(
+            LlamaCpp(tmp_path, 1), {}, 1, 0.0, 1, False, lambda key: key.startswith(only), Console(quiet=True)
+        )
+
+    model = ComparedModel("large", "a large model", fetch, {1: 1.0}, prefill_bar=1.0)
+    assert engine_rows(bench("small"), model) == []
+    with pytest.raises(AssertionError, match="fetched"):
+        engine_rows(bench("large.prefill"), model)
 
 
 def test_the_random_model_is_one_that_the_engine_reads(tmp_path: Path) -> None:
