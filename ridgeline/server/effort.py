@@ -23,10 +23,15 @@ DEFAULT_BUDGETS: dict[str, int | None] = {  # None: no limit
 
 
 def effort_budgets(text: str | None) -> dict[str, int | None]:
-    """The table with the entries that `low=1024,high=none` replaces. Raises OptionError."""
+    """The table with the entries that `low=1024,high=none` replaces. Raises OptionError.
+
+    A number alone is the default entry, -1 no limit: so llama.cpp writes it.
+    """
     budgets = dict(DEFAULT_BUDGETS)
-    for entry in filter(None, (text or "").split(",")):
-        name, _, value = (part.strip() for part in entry.partition("="))
+    for entry in (text or "").split(",") if text else ():
+        name, equals, value = (part.strip() for part in entry.partition("="))
+        if not equals and (name == "-1" or _is_count(name)):
+            name, value = DEFAULT, "none" if name == "-1" else name
         if name not in budgets or name == "none" or not (value == "none" or _is_count(value)):
             raise OptionError(
                 f"reasoning_budget {entry.strip()!r}: write EFFORT=TOKENS or EFFORT=none, with EFFORT one of "

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from ridgeline.engine.grammar.masks import (
+    allow_only,
     allowed_tokens,
     allows,
     clear_bits,
@@ -31,6 +32,13 @@ def test_bits_are_found_again(tokens):
     assert np.flatnonzero(allowed_tokens(mask, VOCAB)).tolist() == tokens
     assert [allows(mask, token) for token in tokens] == [True] * len(tokens)
     assert not allows(mask, 7)
+
+
+@pytest.mark.parametrize("token", [0, 31, 32, 49_159])
+def test_one_token_alone_is_allowed(token):
+    mask = mask_of(range(VOCAB))
+    allow_only(mask, token)
+    assert np.flatnonzero(allowed_tokens(mask, VOCAB)).tolist() == [token]
 
 
 def test_many_are_not_listed():

@@ -139,6 +139,23 @@ def test_a_tag_is_found_however_it_is_divided_into_tokens(rng: random.Random, te
             assert count.inside is (opened and "</t>" not in read[start:]), (pieces, read)
 
 
+def test_channels_open_anywhere_and_need_several_tokens():
+    """As gpt-oss writes them: a step that is launched ahead waits only where the tag may be complete."""
+    tokenizer = Pieces("<|channel|>", "analysis", "<|message|>", "<|end|>", "final", "x", *"<>|acdeghilmnsy")
+    tags = thinking_tags(tokenizer, "<|channel|>analysis<|message|>", "<|end|>", False)
+    assert tags.closer.ids == tuple(tokenizer.texts.index(letter) for letter in "<|end|>")
+    count = ThinkingCount(tags, False, 0)
+    waits = []
+    for text in ("<|channel|>", "final", "<|message|>", "x", "<|channel|>", "analysis", "<|message|>"):
+        waits.append(count.may_force(1))
+        assert count.forced is None
+        count.advance(tokenizer.texts.index(text))
+    assert waits == [False, False, False, False, False, False, True]
+    assert count.forced == tags.closer.ids[0]
+    count.advance(tokenizer.texts.index("<|end|>"))
+    assert (count.inside, count.tokens) == (False, 0)
+
+
 # ── steps launched ahead ─────────────────────────────────────────────────────────────────────────────────
 
 

@@ -45,6 +45,7 @@ MEANINGS = {
     "max_body_bytes": "payload upload",
     "tool_parser": "tool function call",
     "reasoning_parser": "thinking think reasoning",
+    "reasoning_budget": "thinking effort tokens limit",
     "otlp_endpoint": "tracing traces opentelemetry otel",
     "max_tokens": "predict length output generate new",
     "temperature": "temp randomness",
