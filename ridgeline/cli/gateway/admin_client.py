@@ -58,9 +58,10 @@ class AdminClient:
     def of(cls, args: argparse.Namespace) -> AdminClient:
         """The gateway of the flags and the environment; without them, the one that runs on this machine."""
         url = args.admin_url or os.environ.get("RIDGELINE_ADMIN_URL")
-        gateway = running_gateway(url.rstrip("/") if url else None)
-        if not url:
-            url = DEFAULT_URL if gateway is None else gateway.admin_url
+        gateway = (
+            running_gateway(url.rstrip("/")) if url else running_gateway() or running_gateway(DEFAULT_URL)
+        )
+        url = url or (DEFAULT_URL if gateway is None else gateway.admin_url)
         return cls(url, args.admin_key_file or key_file_of(gateway, state_home() / "gateway"))
 
     def get(self, path: str, **query: Any) -> Any:
