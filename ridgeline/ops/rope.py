@@ -8,6 +8,7 @@ every backend.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 import numpy as np
 from numpy.typing import NDArray
@@ -62,6 +63,12 @@ def scale_yarn(
     wavelengths = _wavelengths(theta, dim)
     mixed: Floats = 1.0 / (factor * wavelengths) * (1 - kept_share) + 1.0 / wavelengths * kept_share
     return mixed
+
+
+def scale_longrope(theta: float, dim: int, factors: Sequence[float]) -> Floats:
+    """Stretch each wavelength by its own factor; [dim / 2] factors."""
+    stretched: Floats = np.float32(1) / (np.asarray(factors, np.float32) * _wavelengths(theta, dim))
+    return stretched
 
 
 def yarn_attention_factor(factor: float) -> float:

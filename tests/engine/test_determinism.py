@@ -15,7 +15,8 @@ from ridgeline.engine.run.core import EngineCore
 from ridgeline.engine.start.build import BuiltEngine, build_engine
 from ridgeline.ops.cpu.interface import NativeUnavailable
 from ridgeline.ops.cpu.library import available_isas
-from tests.models.tiny_checkpoints import VOCAB, tiny_model
+from tests.models.tiny_checkpoints import tiny_model
+from tests.models.tiny_families import VOCAB
 
 try:
     ISAS = available_isas()

@@ -13,7 +13,8 @@ from ridgeline.engine.plan.request import Request, SamplingParams
 from ridgeline.engine.start.build import build_engine
 from ridgeline.models.spec.coverage import refusal
 from ridgeline.models.spec.read_spec import read_spec
-from tests.models.tiny_checkpoints import MODELS, VOCAB, tiny_model
+from tests.models.tiny_checkpoints import MODELS, tiny_model
+from tests.models.tiny_families import VOCAB
 
 BACKENDS = {
     "native": {"backend": "native", "weights": "float32", "kv_dtype": "float32"},

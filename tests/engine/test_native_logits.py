@@ -18,10 +18,12 @@ from ridgeline.engine.run.native_runner import StepArrays, step_arrays
 from ridgeline.engine.start.loading import StepSizes
 from ridgeline.engine.start.memory import GIB, plan_memory
 from ridgeline.engine.start.native_build import NativeBuild
+from ridgeline.models.spec.coverage import refusal
 from ridgeline.models.spec.read_spec import read_spec
 from ridgeline.ops.cpu.interface import NativeUnavailable
 from ridgeline.ops.cpu.library import available_isas
-from tests.models.tiny_checkpoints import MODELS, VOCAB, tiny_model
+from tests.models.tiny_checkpoints import MODELS, tiny_model
+from tests.models.tiny_families import VOCAB
 
 try:
     ISAS = available_isas()
@@ -44,6 +46,8 @@ def model(request, tmp_path_factory):
     """A tiny model of transformers', and the folder it was saved in."""
     made, path = tiny_model(request.param), tmp_path_factory.mktemp(request.param)
     made.save_pretrained(path)
+    if (reason := refusal(read_spec(path), "native")) is not None:
+        pytest.skip(reason)
     return made, path
 
 

@@ -33,7 +33,8 @@ from tests.gpu.models import DTYPES, compile_kernels, greedy
 missing = find_spec("gguf") is None
 if missing:
     sys.modules["gguf"] = MagicMock()
-from tests.models.tiny_checkpoints import VOCAB, tiny_model  # noqa: E402
+from tests.models.tiny_checkpoints import tiny_model  # noqa: E402
+from tests.models.tiny_families import VOCAB  # noqa: E402
 
 if missing:
     del sys.modules["gguf"]

@@ -20,7 +20,8 @@ from ridgeline.models.weights.torch_weights import load_weights, random_weights
 from ridgeline.ops.backend import select_backend
 from ridgeline.ops.inputs import InputRow, StepInputs
 from tests.models.specs import decoder_spec
-from tests.models.tiny_checkpoints import MODELS, VOCAB, tiny_model
+from tests.models.tiny_checkpoints import MODELS, tiny_model
+from tests.models.tiny_families import VOCAB
 
 BLOCK_SIZE = 16
 LENGTHS = (100, 61, 33, 18)  # all longer than the tiny models' window of 9
@@ -179,6 +180,20 @@ def test_dynamic_scaling_changes_nothing_up_to_the_trained_context_and_is_refuse
     assert torch.equal(*results)
     with pytest.raises(UnsupportedModel, match="trained context of 64 tokens, not up to 65"):
         Decoder(scaled, weights, select_backend("torch"), max_context=65)
+
+
+def test_longrope_uses_its_short_factors_where_the_served_context_is_the_trained_one(tmp_path: Path) -> None:
+    model = tiny_model("phi3-longrope")
+    model.save_pretrained(tmp_path)
+    spec = read_spec(tmp_path)
+    assert any("16 tokens" in note for note in spec.notes)
+    weights = load_weights(tmp_path, spec, torch.float32)
+    decoder = Decoder(spec, weights, select_backend("torch"), max_context=16)
+    tokens = random_tokens(16)
+    logits = Paged(decoder, [tokens]).step({0: 16})[0]
+    assert_close(logits, expected_logits(model, tokens))
+    long = Decoder(spec, weights, select_backend("torch"), max_context=17)
+    assert not torch.allclose(Paged(long, [tokens]).step({0: 16})[0], logits, atol=1e-3)
 
 
 def test_yarn_multiplies_by_its_usual_factor_where_the_spec_states_none() -> None:

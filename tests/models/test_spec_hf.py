@@ -249,8 +249,6 @@ def test_yarn_extends_the_context_and_takes_its_attention_factor_from_mscale() -
 @pytest.mark.parametrize(
     ("scaling", "words"),
     [
-        ({"rope_type": "longrope", "long_factor": [1.0]}, "long_factor"),
-        ({"rope_type": "longrope"}, "LongRoPE"),
         ({"type": "mrope"}, "multi-axis"),
         ({"rope_type": "default", "mrope_section": [1, 2]}, "mrope_section"),
         ({"rope_type": "default", "partial_rotary_factor": 0.5}, "partial rotation of heads"),
@@ -271,6 +269,11 @@ def test_a_rope_that_cannot_be_computed_is_refused_by_its_kind(scaling: dict[str
         ({"rope_type": "linear"}, "factor is missing"),
         ({"rope_type": "llama3", "factor": 8.0}, "original_max_position_embeddings is missing"),
         ({"rope_type": 3}, "rope_type is 3"),
+        ({"rope_type": "longrope"}, "original_max_position_embeddings is missing"),
+        (
+            {"rope_type": "longrope", "original_max_position_embeddings": 64, "short_factor": [1.0]},
+            "short_factor has 1 entries",
+        ),
     ],
 )
 def test_a_rope_scaling_that_lacks_a_number_is_refused(scaling: dict[str, Any], words: str) -> None:
@@ -342,7 +345,11 @@ def test_gemma_takes_its_attention_scale_from_its_own_key() -> None:
         ({"num_nextn_predict_layers": 1}, "multi-token-prediction"),
         ({"hidden_act": "relu2"}, "activation 'relu2'"),
         ({"architectures": ["LlamaForSequenceClassification"]}, "LlamaForSequenceClassification"),
-        ({"model_type": "phi3"}, "the family 'phi3' is not supported"),
+        ({"model_type": "baichuan"}, "the family 'baichuan' is not supported"),
+        ({"no_rope_layers": [1, 1, 1, 0]}, "layers without rotary positions (no_rope_layers)"),
+        ({"logit_scale": 0.5}, "scaled residuals, embeddings or logits (logit_scale = 0.5)"),
+        ({"lm_head_bias": True}, "a bias on the LM head"),
+        ({"bias": True}, "bias is not supported in this family"),
         ({"use_qk_norm": True}, "use_qk_norm = true"),
         ({"qkv_bias": True}, "qkv_bias = true"),
     ],

@@ -12,6 +12,7 @@ transformers = pytest.importorskip("transformers")
 
 from ridgeline.models.spec.model_spec import ModelSpec  # noqa: E402
 from ridgeline.models.spec.readers.hf_config import spec_from_hf  # noqa: E402
+from tests.models.tiny_families import DENSE, SIZES  # noqa: E402
 
 SHAPE: dict[str, Any] = {
     "vocab_size": 96,
@@ -56,6 +57,11 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
         {"head_dim": 16, "tie_word_embeddings": False, "sliding_window": 8},
     ),
 }
+# The families of the table of tiny checkpoints.
+DECLARED: dict[str, tuple[str, dict[str, Any]]] = {
+    name: (f"{kind}Config", {**SIZES, "tie_word_embeddings": False, **settings})
+    for name, (kind, settings) in DENSE.items()
+}
 EXPERTS: dict[str, tuple[str, dict[str, Any]]] = {
     "mixtral": ("MixtralConfig", {"num_local_experts": 6, "num_experts_per_tok": 2}),
     "qwen3_moe": (
@@ -90,17 +96,17 @@ def read(config: Any) -> ModelSpec:
     return spec_from_hf(config.to_dict(), name="tiny")
 
 
-@pytest.mark.parametrize("name", [*CASES, *EXPERTS])
+@pytest.mark.parametrize("name", [*CASES, *DECLARED, *EXPERTS])
 def test_parameters_equal_those_of_the_reference_module(name: str) -> None:
-    config = reference_config({**CASES, **EXPERTS}[name])
+    config = reference_config({**CASES, **DECLARED, **EXPERTS}[name])
     with torch.device("meta"):
         model = transformers.AutoModelForCausalLM.from_config(config)
     assert read(config).parameters == sum(parameter.numel() for parameter in model.parameters())
 
 
-@pytest.mark.parametrize("name", list(CASES))
+@pytest.mark.parametrize("name", [*CASES, *DECLARED])
 def test_flops_equal_those_the_reference_executes(name: str) -> None:
-    config = reference_config(CASES[name])
+    config = reference_config({**CASES, **DECLARED}[name])
     spec, tokens = read(config), 24
     model = transformers.AutoModelForCausalLM.from_config(config, attn_implementation="eager").eval()
     ids = torch.randint(3, 96, (1, tokens))

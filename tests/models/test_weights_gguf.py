@@ -21,29 +21,51 @@ from ridgeline.ops.backend import select_backend
 from ridgeline.ops.inputs import InputRow, StepInputs
 from tests.models.test_dequant import random_blocks
 from tests.models.test_weights import assert_same, load
-from tests.models.tiny_checkpoints import gguf_tensors, packed_as, tiny_model, write_gguf
+from tests.models.tiny_checkpoints import GGUF_MODELS, gguf_tensors, packed_as, tiny_model, write_gguf
 
 F32 = GGMLQuantizationType.F32
 
 
-@pytest.mark.parametrize("name", ["llama", "llama-tied-biased", "mistral", "qwen2", "qwen3", "gemma3"])
+@pytest.mark.parametrize("name", GGUF_MODELS)
 def test_every_architecture_loads_as_its_safetensors_do(name: str, tmp_path: Path) -> None:
     model = tiny_model(name)
     model.save_pretrained(tmp_path / "hf")
     write_gguf(model, tmp_path / "tiny.gguf", packed_as(F32))
-    assert_same(load(tmp_path / "tiny.gguf"), load(tmp_path / "hf"))
     ours, theirs = read_spec(tmp_path / "tiny.gguf"), read_spec(tmp_path / "hf")
-    # Stored differently: the name, the type, Gemma's 1, a padding token; a scale in single precision.
+    weights, expected = load(tmp_path / "tiny.gguf"), load(tmp_path / "hf")
+    # Stored differently: the name, the type, Gemma's 1, a padding token; scales in single precision.
     layers = []
-    for layer, mixer in zip(theirs.layers, ours.attentions, strict=True):
+    for index, (layer, mixer) in enumerate(zip(theirs.layers, ours.attentions, strict=True)):
         assert isinstance(layer.mixer, Attention)
         assert mixer.scale == pytest.approx(layer.mixer.scale)
-        layers.append(replace(layer, mixer=replace(layer.mixer, scale=mixer.scale)))
+        rope = layer.mixer.rope
+        if rope is not None and rope.scaling is not None:
+            assert mixer.rope.scaling.attention_factor == pytest.approx(rope.scaling.attention_factor)
+            rope = replace(rope, scaling=mixer.rope.scaling)
+        if rope is None and not theirs.learned_positions:
+            # The converter reorders q and k alike, and without rotation their order changes no score.
+            expected.layers[index] = replace(expected.layers[index], qkv=weights.layers[index].qkv)
+        layers.append(replace(layer, mixer=replace(layer.mixer, scale=mixer.scale, rope=rope)))
+    assert_same(weights, expected)
     norm = replace(theirs.norm, offset=0.0)
     same = replace(theirs, layers=tuple(layers), norm=norm, pad_id=None, notes=())
     for field in fields(ours):
-        if field.name not in ("name", "weight_format", "stored_bytes"):
+        if field.name not in ("name", "weight_format", "stored_bytes", "notes"):
             assert getattr(ours, field.name) == getattr(same, field.name), field.name
+
+
+def test_a_gguf_file_with_layers_without_rotation_computes_the_same(tmp_path: Path) -> None:
+    model = tiny_model("smollm3")
+    write_gguf(model, tmp_path / "tiny.gguf", packed_as(F32))
+    spec = read_spec(tmp_path / "tiny.gguf")
+    assert [mixer.rope is None for mixer in spec.attentions] == [False, False, False, True]
+    decoder = Decoder(spec, load(tmp_path / "tiny.gguf"), select_backend("torch"))
+    tokens = list(range(1, 60))
+    inputs = StepInputs.from_rows([InputRow(tokens, 0, range(4), 0)], 16)
+    with torch.inference_mode():
+        logits = decoder.forward(inputs, allocate_kv(spec, 4, 16, torch.float32))
+        expected = model(torch.tensor([tokens])).logits[0]
+    torch.testing.assert_close(logits, expected, rtol=0, atol=1e-4 * expected.abs().max().item())
 
 
 @pytest.mark.parametrize("kind", ["F16", "BF16", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0"])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -25,19 +26,7 @@ from transformers import (
     Qwen3ForCausalLM,
 )
 
-VOCAB = 131
-SIZES: dict[str, Any] = {
-    "vocab_size": VOCAB,
-    "hidden_size": 64,
-    "intermediate_size": 96,
-    "num_hidden_layers": 3,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "max_position_embeddings": 256,
-    "bos_token_id": 1,
-    "eos_token_id": 2,
-    "pad_token_id": 0,
-}
+from tests.models.tiny_families import DENSE_MODELS, SIZES, Disguised
 
 
 def _llama(**more: Any) -> PreTrainedModel:
@@ -145,6 +134,7 @@ def _with_experts(name: str) -> PreTrainedModel:
 
 
 MODELS |= {name: partial(_with_experts, name) for name in EXPERTS}
+MODELS |= DENSE_MODELS
 
 
 def tiny_model(name: str) -> PreTrainedModel:
@@ -153,7 +143,7 @@ def tiny_model(name: str) -> PreTrainedModel:
     model = MODELS[name]().eval()
     centre = 0.0 if name.startswith("gemma") else 1.0
     for parameter_name, parameter in model.named_parameters():
-        if "norm" in parameter_name:
+        if "norm" in parameter_name or "ln_" in parameter_name:
             parameter.data.normal_(centre, 0.2)
         else:
             parameter.data.normal_(0.0, 0.15)
@@ -161,32 +151,34 @@ def tiny_model(name: str) -> PreTrainedModel:
 
 
 GGUF_ARCHITECTURES = {
-    "llama": "llama",
-    "mistral": "llama",
-    "qwen2": "qwen2",
-    "qwen3": "qwen3",
+    "cohere": "command-r",
     "gemma3_text": "gemma3",
+    "glm": "chatglm",
+    "gpt_neox": "gptneox",
+    "mistral": "llama",
 }
-GGUF_NAMES = {
-    "model.embed_tokens": "token_embd",
-    "model.norm": "output_norm",
-    "lm_head": "output",
-    "input_layernorm": "attn_norm",
-    "post_attention_layernorm": "ffn_norm",
-    "self_attn.q_proj": "attn_q",
-    "self_attn.k_proj": "attn_k",
-    "self_attn.v_proj": "attn_v",
-    "self_attn.o_proj": "attn_output",
-    "self_attn.q_norm": "attn_q_norm",
-    "self_attn.k_norm": "attn_k_norm",
-    "mlp.gate_proj": "ffn_gate",
-    "mlp.up_proj": "ffn_up",
-    "mlp.down_proj": "ffn_down",
-}
-GEMMA_NAMES = {
-    "post_attention_layernorm": "post_attention_norm",
-    "pre_feedforward_layernorm": "ffn_norm",
-    "post_feedforward_layernorm": "post_ffw_norm",
+# Models that are also written as GGUF files.
+GGUF_MODELS = (
+    *("llama", "llama-tied-biased", "mistral", "qwen2", "qwen3", "gemma3"),
+    *("gemma2", "phi3", "phi3-longrope", "olmo2", "glm", "glm4", "granite", "smollm3"),
+    *("cohere", "cohere-biased", "cohere2", "starcoder2", "gpt-neox", "gpt-neox-serial", "gpt2", "internlm2"),
+)
+# Architectures whose converter reorders q and k for interleaved rotation.
+PERMUTED = ("llama", "granite", "smollm3", "internlm2")
+# Attributes of configs, and the metadata keys that the converter writes them to.
+WRITTEN = {
+    "attn_logit_softcapping": "attn_logit_softcapping",
+    "final_logit_softcapping": "final_logit_softcapping",
+    "logit_scale": "logit_scale",
+    "logits_scaling": "logit_scale",
+    "embedding_multiplier": "embedding_scale",
+    "residual_multiplier": "residual_scale",
+    "attention_multiplier": "attention.scale",
+    "use_parallel_residual": "use_parallel_residual",
+    "rms_norm_eps": "attention.layer_norm_rms_epsilon",
+    "layer_norm_eps": "attention.layer_norm_epsilon",
+    "layer_norm_epsilon": "attention.layer_norm_epsilon",
+    "norm_epsilon": "attention.layer_norm_epsilon",
 }
 
 Pack = Callable[[str, np.ndarray], tuple[np.ndarray, gguf.GGMLQuantizationType]]
@@ -221,10 +213,8 @@ def write_gguf(
     model: PreTrainedModel, path: Path, pack: Pack, tensors: dict[str, np.ndarray] | None = None
 ) -> None:
     """The model as llama.cpp's converter would write it; `pack` chooses each tensor's type."""
-    config = model.config
-    architecture = GGUF_ARCHITECTURES[config.model_type]
-    writer = gguf.GGUFWriter(path, architecture)
-    _write_metadata(writer, config)
+    writer = gguf.GGUFWriter(path, gguf_architecture(model))
+    _write_metadata(writer, model)
     for name, tensor in (tensors or gguf_tensors(model)).items():
         values, kind = pack(name, tensor)
         writer.add_tensor(name, values, raw_dtype=kind)
@@ -234,21 +224,39 @@ def write_gguf(
     writer.close()
 
 
+def gguf_architecture(model: PreTrainedModel) -> str:
+    kind = model.changes["model_type"] if isinstance(model, Disguised) else model.config.model_type
+    return GGUF_ARCHITECTURES.get(kind, kind)
+
+
 def gguf_tensors(model: PreTrainedModel) -> dict[str, np.ndarray]:
-    """Float32 tensors under their GGUF names, with the converter's permutation and added ones."""
+    """Float32 tensors under the names of llama.cpp's own table, changed as its converter changes them."""
     config = model.config
-    architecture = GGUF_ARCHITECTURES[config.model_type]
+    architecture = gguf_architecture(model)
+    kinds = {name: kind for kind, name in gguf.MODEL_ARCH_NAMES.items()}
+    names = gguf.get_tensor_name_map(kinds[architecture], config.num_hidden_layers)
     tensors = {}
     for name, tensor in model.state_dict().items():
         if name == "lm_head.weight" and config.tie_word_embeddings:
             continue
         values = tensor.numpy()
-        if architecture == "llama" and ("q_proj" in name or "k_proj" in name):
+        if architecture in PERMUTED and ("q_proj" in name or "k_proj" in name):
             heads = config.num_attention_heads if "q_proj" in name else config.num_key_value_heads
             values = interleaved(values, heads)
-        if architecture == "gemma3" and "norm" in name:
+        if architecture in ("gemma2", "gemma3") and "norm" in name:
             values = values + 1
-        tensors[_gguf_name(name, architecture)] = np.ascontiguousarray(values, dtype=np.float32)
+        if architecture == "gpt2" and name.endswith(("attn.weight", "proj.weight", "fc.weight")):
+            values = values.T
+        if architecture == "gptneox" and "query_key_value" in name:
+            parts = values.reshape(config.num_attention_heads, 3, -1, *values.shape[1:])
+            values = parts.swapaxes(0, 1).reshape(values.shape)
+        stored = names.get_name(name, (".weight", ".bias"))
+        assert stored is not None, name
+        tensors[stored] = np.ascontiguousarray(values, dtype=np.float32)
+    rope = getattr(config, "rope_parameters", None) or {}
+    if "long_factor" in rope:
+        for kind in ("long", "short"):
+            tensors[f"rope_factors_{kind}.weight"] = np.array(rope[f"{kind}_factor"], dtype=np.float32)
     return tensors
 
 
@@ -258,34 +266,35 @@ def interleaved(values: np.ndarray, heads: int) -> np.ndarray:
     return halves.swapaxes(1, 2).reshape(values.shape)
 
 
-def _gguf_name(name: str, architecture: str) -> str:
-    names = GGUF_NAMES | (GEMMA_NAMES if architecture == "gemma3" else {})
-    stem, kind = name.rsplit(".", 1)
-    if stem in names:
-        return f"{names[stem]}.{kind}"
-    layer, part = stem.removeprefix("model.layers.").split(".", 1)
-    return f"blk.{layer}.{names[part]}.{kind}"
-
-
-def _write_metadata(writer: gguf.GGUFWriter, config: Any) -> None:
+def _write_metadata(writer: gguf.GGUFWriter, model: PreTrainedModel) -> None:
+    config, architecture = model.config, gguf_architecture(model)
     head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
-    rope = config.rope_parameters
     writer.add_name("tiny")
     writer.add_block_count(config.num_hidden_layers)
     writer.add_context_length(config.max_position_embeddings)
     writer.add_embedding_length(config.hidden_size)
-    writer.add_feed_forward_length(config.intermediate_size)
+    writer.add_feed_forward_length(getattr(config, "n_inner", None) or config.intermediate_size)
     writer.add_head_count(config.num_attention_heads)
-    writer.add_head_count_kv(config.num_key_value_heads)
+    writer.add_head_count_kv(getattr(config, "num_key_value_heads", None) or config.num_attention_heads)
     writer.add_key_length(head_dim)
     writer.add_value_length(head_dim)
-    writer.add_rope_dimension_count(head_dim)
-    writer.add_rope_freq_base(rope.get("full_attention", rope)["rope_theta"])
-    writer.add_layer_norm_rms_eps(config.rms_norm_eps)
     writer.add_vocab_size(config.vocab_size)
-    if config.model_type in ("mistral", "gemma3_text"):
-        writer.add_sliding_window(config.sliding_window)
-    if config.model_type == "gemma3_text":
+    for attribute, key in WRITTEN.items():
+        if (value := getattr(config, attribute, None)) is not None:
+            add_value(writer, f"{architecture}.{key}", value)
+    if rope := getattr(config, "rope_parameters", None):
+        rope = rope.get("full_attention", rope)
+        writer.add_rope_dimension_count(int(head_dim * rope.get("partial_rotary_factor", 1.0)))
+        writer.add_rope_freq_base(rope["rope_theta"])
+    if architecture == "phi3":
+        original = config.original_max_position_embeddings
+        writer.add_rope_scaling_orig_ctx_len(original)
+        if "long_factor" in rope:
+            growth = math.log(config.max_position_embeddings / original)
+            writer.add_rope_scaling_attn_factors(math.sqrt(1 + growth / math.log(original)))
+    if architecture in ("llama", "gemma2", "gemma3", "cohere2", "phi3"):
+        writer.add_sliding_window(getattr(config, "sliding_window", None) or 0)
+    if architecture == "gemma3":
         writer.add_uint32("gemma3.attention.sliding_window_pattern", 2)
         writer.add_attention_scale(config.query_pre_attn_scalar**-0.5)
     writer.add_tokenizer_model("gpt2")

@@ -73,11 +73,23 @@ def build_norm(ops: Backend, norm: NormSpec, weight: Tensor | None, bias: Tensor
     return lambda x: ops.layer_norm(x, weight, bias, norm.eps)
 
 
+def build_head_norms(ops: Backend, norm: NormSpec, weight: Tensor | None, bias: Tensor | None) -> Part:
+    """The norm of each of [tokens, heads, head_dim], with [heads · head_dim] weights."""
+    assert weight is not None
+
+    def normed(x: Tensor) -> Tensor:
+        shared = build_norm(ops, norm, weight.new_ones(x.shape[-1]), bias)
+        return (shared(x.float()) * weight.view(x.shape[1:])).to(x.dtype)
+
+    return normed
+
+
 class AttentionPart:
     def __init__(self, mixer: Attention, weights: LayerWeights, ops: Backend, norm: NormSpec) -> None:
         self._mixer, self._weights, self._ops = mixer, weights, ops
-        self._q_norm = build_norm(ops, norm, weights.q_norm, None)
-        self._k_norm = build_norm(ops, norm, weights.k_norm, None)
+        build = build_head_norms if mixer.qk_norm == "heads" else build_norm
+        self._q_norm = build(ops, norm, weights.q_norm, None)
+        self._k_norm = build(ops, norm, weights.k_norm, None)
 
     def forward(self, x: Tensor, kv: Tensor, context: StepContext) -> Tensor:
         mixer, w, ops = self._mixer, self._weights, self._ops
@@ -87,7 +99,7 @@ class AttentionPart:
         if mixer.qk_norm == "projection":
             q, k = self._q_norm(q), self._k_norm(k)
         q, k, v = (part.view(len(x), -1, mixer.head_dim) for part in (q, k, v))
-        if mixer.qk_norm == "head":
+        if mixer.qk_norm in ("head", "heads"):
             q, k = self._q_norm(q), self._k_norm(k)
         if mixer.rope is not None:
             cos, sin = context.rotations[mixer.rope]

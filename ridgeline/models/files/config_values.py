@@ -21,7 +21,10 @@ LARGEST = 1 << 53  # far above any size, count or id; larger integers are not ex
 
 
 class ConfigValues:
-    """`where` names the file in errors, `prefix` precedes keys there, `defaults` fill in absent keys."""
+    """`where` names the file in errors, `prefix` precedes keys there, `defaults` fill in absent keys.
+
+    `names`: the file's own names of keys, where they differ from those that the reader uses.
+    """
 
     def __init__(
         self,
@@ -30,11 +33,13 @@ class ConfigValues:
         *,
         prefix: str = "",
         defaults: Mapping[str, Any] | None = None,
+        names: Mapping[str, str] | None = None,
     ) -> None:
         self.where = where
         self._values = values
         self.prefix = prefix
         self._defaults = defaults or {}
+        self._names = names or {}
         self._read: set[str] = set()
 
     @classmethod
@@ -57,7 +62,7 @@ class ConfigValues:
             raise self._wrong(key, "an integer")
         if not minimum <= value <= LARGEST:
             bound = f"at least {minimum}" if value < minimum else f"at most {LARGEST}"
-            raise BrokenModel(f"{self.where}: {self.prefix}{key} is {shown(value)}; it must be {bound}")
+            raise BrokenModel(f"{self.where}: {self.shown(key)} is {shown(value)}; it must be {bound}")
         return value
 
     def number(self, key: str) -> float:
@@ -75,7 +80,7 @@ class ConfigValues:
             raise self._wrong(key, "a number")
         if not 0 < value <= LARGEST:
             raise BrokenModel(
-                f"{self.where}: {self.prefix}{key} is {shown(value)}; it must be a number above 0"
+                f"{self.where}: {self.shown(key)} is {shown(value)}; it must be a number above 0"
             )
         return float(value)
 
@@ -167,16 +172,21 @@ class ConfigValues:
         """Keys with a value that were never read, in alphabetical order."""
         return sorted(key for key, value in self._values.items() if key not in self._read and is_set(value))
 
+    def shown(self, key: str) -> str:
+        """The key as the file has it, for messages."""
+        return self.prefix + self._names.get(key, key)
+
     def _get(self, key: str) -> Any:
-        self._read.add(key)
-        if key in self._values:
-            return self._values[key]
+        stored = self._names.get(key, key)
+        self._read.add(stored)
+        if stored in self._values:
+            return self._values[stored]
         return self._defaults.get(key, _MISSING)
 
     def _wrong(self, key: str, expected: str) -> BrokenModel:
         value = self._get(key)
         found = "is missing" if value is _MISSING else f"is {shown(value)}"
-        return BrokenModel(f"{self.where}: {self.prefix}{key} {found}; {expected} was expected")
+        return BrokenModel(f"{self.where}: {self.shown(key)} {found}; {expected} was expected")
 
 
 def read_json_object(path: Path) -> dict[str, Any]:

@@ -14,6 +14,10 @@ from ridgeline.models.errors import ImpossibleShape
 from ridgeline.models.spec.recurrences import LinearAttention, Mamba2
 from ridgeline.models.spec.rope import RopeSpec
 
+# The norm of q and k before the rotation. head: of each head, with one weight for all heads; heads: of each
+# head, with its own weights; projection: of all heads together.
+QkNorm = Literal["", "head", "heads", "projection"]
+
 
 @dataclass(frozen=True, slots=True)
 class SparseIndex:
@@ -45,8 +49,7 @@ class Attention:
     chunked: bool = False  # the window does not slide: it restarts every `window` tokens
     qkv_bias: bool = False
     output_bias: bool = False
-    # Before the rotation: one norm shared by all heads, or one as wide as all of them.
-    qk_norm: Literal["", "head", "projection"] = ""
+    qk_norm: QkNorm = ""
     output_gate: bool = False  # q is twice as wide: half of it gates the output
     head_gate: bool = False  # one gate per head
     keys_are_values: bool = False  # no projection for values
@@ -81,9 +84,8 @@ class Attention:
         keys, values = self.kv_heads * self.head_dim, self.kv_heads * self.value_width
         total = (self.heads * self.head_dim + keys + values) if self.qkv_bias else 0
         total += hidden if self.output_bias else 0
-        total += {"": 0, "head": 2 * self.head_dim, "projection": self.heads * self.head_dim + keys}[
-            self.qk_norm
-        ]
+        if self.qk_norm:
+            total += 2 * self.head_dim if self.qk_norm == "head" else self.heads * self.head_dim + keys
         total += 2 * self.index.head_dim if self.index else 0
         return total + (self.heads if self.sinks else 0)
 

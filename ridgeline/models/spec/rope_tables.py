@@ -51,6 +51,13 @@ def _tables(rope: RopeSpec, max_context: int, divisors: Floats | None) -> tuple[
         )
         default = rotary.yarn_attention_factor(scaling.factor)
         attention_factor = default if scaling.attention_factor is None else scaling.attention_factor
+    elif scaling.kind == "longrope":
+        # One set for all sequences: a sequence that grows past the trained context would need other keys in
+        # its cache.
+        long = max_context > _stated(scaling.original_context, "original context")
+        factors = scaling.long_factors if long else scaling.short_factors
+        frequencies = rotary.scale_longrope(rope.theta, rope.dim, factors)
+        attention_factor = _stated(scaling.attention_factor, "attention_factor")
     elif max_context > _stated(scaling.original_context, "original context"):
         # Dynamic scaling changes every cached key when a sequence grows past the trained context; up to
         # there it has no effect.

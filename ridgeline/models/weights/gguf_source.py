@@ -14,6 +14,7 @@ import numpy as np
 
 from ridgeline.models.errors import BrokenModel
 from ridgeline.models.files.gguf import GgufFile
+from ridgeline.models.spec.declarations.family import gguf_names_of
 from ridgeline.models.spec.families import FAMILIES
 from ridgeline.models.spec.model_spec import ModelSpec
 from ridgeline.models.weights.dequant import Bytes, Floats, dequantize
@@ -29,7 +30,7 @@ class GgufSource:
     def __init__(self, path: Path, spec: ModelSpec) -> None:
         self.file = GgufFile(path)
         self._spec = spec
-        self._names = FAMILIES[spec.family].gguf_names
+        self._names = gguf_names_of(FAMILIES[spec.family], self.file.tensors)
         self._harmless = re.compile(self._names.harmless)
         self._shapes = {name: tensor.shape for name, tensor in self.file.tensors.items()}
 

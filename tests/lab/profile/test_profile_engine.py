@@ -24,7 +24,8 @@ from ridgeline.lab.profile.table import profile_lines
 from ridgeline.lab.profile.torch_capture import part_of
 from ridgeline.models.weights import packed_cache
 from tests.engine.fake_device import FakeDevice
-from tests.models.tiny_checkpoints import SIZES, VOCAB, tiny_model
+from tests.models.tiny_checkpoints import tiny_model
+from tests.models.tiny_families import SIZES, VOCAB
 
 STEPS = 3
 SHAPE = Shape(sequences=4, context=40, prompt=50)

@@ -14,19 +14,21 @@ import numpy as np
 from ridgeline.models.errors import BrokenModel, ImpossibleShape, UnsupportedModel
 from ridgeline.models.files.config_values import ConfigValues, shown
 from ridgeline.models.files.gguf import GgufFile
-from ridgeline.models.spec.families import BY_GGUF_ARCHITECTURE, MISTRAL, Family
+from ridgeline.models.spec.declarations.family import Family, gguf_names_of
+from ridgeline.models.spec.declarations.llama import MISTRAL
+from ridgeline.models.spec.families import BY_GGUF_ARCHITECTURE
 from ridgeline.models.spec.ffn import Dense
-from ridgeline.models.spec.layer_spec import LayerSpec, Norms
+from ridgeline.models.spec.layer_spec import LayerSpec
 from ridgeline.models.spec.mixers import Attention
 from ridgeline.models.spec.model_spec import ModelSpec, NormSpec, longest_context
 from ridgeline.models.spec.readers.end_tokens import gguf_end_ids
-from ridgeline.models.spec.readers.gguf_rope import ROPE_DIVISORS, read_gguf_ropes
+from ridgeline.models.spec.readers.gguf_rope import ROPE_TENSORS, read_gguf_ropes
 from ridgeline.models.spec.readers.hf_config import MAX_LAYERS, ropes_of
+from ridgeline.models.spec.readers.hf_rope import rope_notes
 
 # Keys that repeat what the tensors say, or that do not affect the computation.
 SILENT_KEYS = {"vocab_size", "tensor_data_layout", "rope.scaling.finetuned"}
-# The one Gemma 3 whose attention is not scaled by its head size, found by its depth: 27B, hidden / heads.
-GEMMA3_27B_LAYERS = 62
+EPS_KEYS = {"rms": "attention.layer_norm_rms_epsilon", "layer": "attention.layer_norm_epsilon"}
 
 
 def spec_from_gguf(gguf: GgufFile) -> ModelSpec:
@@ -39,25 +41,33 @@ def spec_from_gguf(gguf: GgufFile) -> ModelSpec:
         layers, notes = _read_layers(gguf, values, family, hidden_size)
     except ImpossibleShape as error:
         raise BrokenModel(f"{gguf.path}: {error}") from error
-    vocab_size = _vocab_size(gguf, hidden_size)
+    vocab_size, positions = _vocab_size(gguf, hidden_size), values.integer("context_length")
+
+    def scale(key: str) -> float:
+        return values.optional_number(key) or 1.0
+
+    logit_scale = scale("logit_scale")
     bos_id, eos_ids, pad_id = _special_tokens(gguf, vocab_size)
     spec = ModelSpec(
         family=family.name,
         name=gguf.path.stem,
         hidden_size=hidden_size,
         vocab_size=vocab_size,
-        max_context=longest_context(values.integer("context_length"), ropes_of(layers)),
+        max_context=longest_context(positions, ropes_of(layers)),
         layers=layers,
-        norm=NormSpec(values.number("attention.layer_norm_rms_epsilon")),
-        embedding_scale=hidden_size**0.5 if family.scaled_embeddings else 1.0,
+        norm=NormSpec(values.number(EPS_KEYS[family.norm]), family.norm, family.norm_bias),
+        embedding_scale=hidden_size**0.5 if family.scaled_embeddings else scale("embedding_scale"),
+        residual_scale=scale("residual_scale"),
+        logit_scale=1 / logit_scale if family.divides_logits else logit_scale,
         logit_softcap=values.optional_number("final_logit_softcapping"),
+        learned_positions=positions if family.learned_positions else 0,
         tied_embeddings="output.weight" not in gguf.tensors,
         bos_id=bos_id,
         eos_ids=eos_ids,
         pad_id=pad_id,
         weight_format=f"gguf:{_dominant_type(gguf)}",
         stored_bytes=sum(tensor.nbytes for tensor in gguf.tensors.values()),
-        notes=notes,
+        notes=(*notes, *rope_notes(ropes_of(layers))),
     )
     _refuse_unread(values)
     _check_tensors(gguf, family, spec)
@@ -124,40 +134,58 @@ def _read_layers(
     if count > MAX_LAYERS:
         raise BrokenModel(f"{values.where}: block_count is {count}, more than any known model has")
     full_rope, local_rope, notes = read_gguf_ropes(gguf, values, family, head_dim)
-    size = values.optional_integer("attention.sliding_window", minimum=0) or None
-    if family.window_rule == "pattern" and size is None:
-        raise BrokenModel(f"{values.where}: {family.name} needs attention.sliding_window, which is missing")
-    if family.window_rule == "from_layer" and size is not None:
-        raise UnsupportedModel(
-            f"{values.where}: a sliding window ({size} tokens) in a GGUF of {family.name} is not supported"
-        )
-    pattern = 0
-    if family.window_rule == "pattern":
-        pattern = values.optional_integer("attention.sliding_window_pattern") or family.window_pattern
+    names, there = gguf_names_of(family, gguf.tensors), gguf.tensors
+
+    def has(role: str) -> bool:
+        entry = names.layer[role]
+        return "blk.0." + (entry if isinstance(entry, str) else entry.name) in there
+
     full = Attention(
         heads=num_heads,
         kv_heads=values.optional_integer("attention.head_count_kv") or num_heads,
         head_dim=head_dim,
         rope=full_rope,
         scale=_attention_scale(values, family, hidden_size, num_heads, head_dim, count),
-        qkv_bias="blk.0.attn_q.bias" in gguf.tensors,
-        output_bias="blk.0.attn_output.bias" in gguf.tensors,
-        qk_norm="head" if "blk.0.attn_q_norm.weight" in gguf.tensors else "",
+        softcap=values.optional_number("attn_logit_softcapping"),
+        qkv_bias=has("q_bias"),
+        output_bias=has("o_bias"),
+        qk_norm=(family.qk_norm or "head") if has("q_norm") else "",
     )
-    windowed = replace(full, rope=local_rope, window=size)
     dense = Dense(
         values.integer("feed_forward_length"),
-        bias="blk.0.ffn_up.bias" in gguf.tensors,
-        activation="gelu_tanh" if family.scaled_embeddings else "silu",
+        gated=family.gated,
+        bias=has("up_bias"),
+        activation=family.activation,
     )
-    norms = Norms(after="blk.0.post_ffw_norm.weight" in gguf.tensors)
-    layers = (
-        LayerSpec(
-            full if size is None or (pattern and (index + 1) % pattern == 0) else windowed, dense, norms
-        )
-        for index in range(count)
+    parallel = values.flag("use_parallel_residual", default=family.norms.parallel)
+    norms = replace(
+        family.norms, after=has("post_ffn_norm"), parallel=parallel, vectors=2 if family.norm_bias else 1
     )
+    windows = _windows(values, family, count)
+    layers = []
+    for index, window in enumerate(windows):
+        mixer = full if window is None else replace(full, rope=local_rope, window=window)
+        rotated = window is not None if family.rope_in_windows_only else _is_rotated(family, index)
+        layers.append(LayerSpec(mixer if rotated else replace(mixer, rope=None), dense, norms))
     return tuple(layers), notes
+
+
+def _is_rotated(family: Family, index: int) -> bool:
+    return not family.no_rope_interval or (index + 1) % family.no_rope_interval != 0
+
+
+def _windows(values: ConfigValues, family: Family, count: int) -> list[int | None]:
+    size = values.optional_integer("attention.sliding_window", minimum=0) or None
+    if family.window_rule == "pattern" and size is None:
+        raise BrokenModel(f"{values.where}: {family.name} needs attention.sliding_window, which is missing")
+    if family.window_rule in ("from_layer", "never") and size is not None:
+        raise UnsupportedModel(
+            f"{values.where}: a sliding window ({size} tokens) in a GGUF of {family.name} is not supported"
+        )
+    pattern = 0
+    if family.window_rule == "pattern":
+        pattern = values.optional_integer("attention.sliding_window_pattern") or family.window_pattern
+    return [None if pattern and (index + 1) % pattern == 0 else size for index in range(count)]
 
 
 def _vocab_size(gguf: GgufFile, hidden_size: int) -> int:
@@ -177,7 +205,7 @@ def _attention_scale(
     stated = values.optional_number("attention.scale")
     if stated is not None:
         return stated
-    if family.name == "gemma3" and num_layers == GEMMA3_27B_LAYERS:
+    if num_layers == family.gguf_wide_depth:
         return float((hidden_size // num_heads) ** -0.5)
     return float(head_dim**-0.5)
 
@@ -213,15 +241,16 @@ def _check_tensors(gguf: GgufFile, family: Family, spec: ModelSpec) -> None:
     """The tensors must match the family, and their element count must match the metadata."""
     attention = spec.attentions[0]
     expected: list[tuple[str, bool, bool]] = [
-        ("QK-norm", bool(attention.qk_norm), family.qk_norm),
-        ("norms after attention and FFN", spec.layers[0].norms.after, family.post_norms),
+        ("norms after attention and FFN", spec.layers[0].norms.after, family.norms.after),
     ]
-    if not family.attention_bias_key:
+    if not family.qk_norm_key:
+        expected.append(("QK-norm", bool(attention.qk_norm), bool(family.qk_norm)))
+    if isinstance(family.qkv_bias, bool):
         expected.append(("biases on q, k and v", attention.qkv_bias, family.qkv_bias))
     for words, found, wanted in expected:
         if found != wanted:
             raise BrokenModel(f"{gguf.path}: {family.name} {'lacks' if wanted else 'has unexpected'} {words}")
-    held = sum(t.num_elements for name, t in gguf.tensors.items() if name != ROPE_DIVISORS)
+    held = sum(t.num_elements for name, t in gguf.tensors.items() if name not in ROPE_TENSORS)
     if held != spec.parameters:
         raise BrokenModel(
             f"{gguf.path}: its tensors have {held:,} parameters, its metadata describes {spec.parameters:,}: "

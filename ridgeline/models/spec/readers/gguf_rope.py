@@ -6,6 +6,7 @@ matches the published Llama 3 scaling, the spec says so; otherwise the loader us
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import numpy as np
@@ -13,11 +14,12 @@ import numpy as np
 from ridgeline.models.errors import BrokenModel, UnsupportedModel
 from ridgeline.models.files.config_values import ConfigValues
 from ridgeline.models.files.gguf import GgufFile
-from ridgeline.models.spec.families import Family
+from ridgeline.models.spec.declarations.family import Family
 from ridgeline.models.spec.rope import RopeScaling, RopeSpec
 
 ROPE_DIVISORS = "rope_freqs.weight"
-LONG_ROPE_TENSORS = ("rope_factors_long.weight", "rope_factors_short.weight")
+SHORT_FACTORS, LONG_FACTORS = "rope_factors_short.weight", "rope_factors_long.weight"
+ROPE_TENSORS = (ROPE_DIVISORS, SHORT_FACTORS, LONG_FACTORS)
 DEFAULT_THETA = 10_000.0
 LOCAL_THETA = 10_000.0  # for Gemma's windowed layers; older files omit it
 # The same in every published Llama 3.1, 3.2 and 3.3; only the factor differs.
@@ -28,15 +30,18 @@ Floats = np.ndarray[Any, np.dtype[np.float32]]
 
 def read_gguf_ropes(
     gguf: GgufFile, values: ConfigValues, family: Family, head_dim: int
-) -> tuple[RopeSpec, RopeSpec, tuple[str, ...]]:
+) -> tuple[RopeSpec | None, RopeSpec | None, tuple[str, ...]]:
     """The rope of full-attention layers, that of windowed ones, and notes about them."""
+    if family.learned_positions:
+        return None, None, ()
     theta = values.optional_number("rope.freq_base") or DEFAULT_THETA
     dim = values.optional_integer("rope.dimension_count") or head_dim
-    if dim != head_dim:
+    if dim != head_dim and "partial_rotary_factor" not in family.reads:
         raise UnsupportedModel(
-            f"{values.where}: partial rotation of heads ({dim} of {head_dim}) is not supported"
+            f"{values.where}: partial rotation of heads ({dim} of {head_dim}) is not supported in the family "
+            f"{family.name}"
         )
-    scaling = _read_scaling(values)
+    scaling = _read_longrope(gguf, values, dim) if LONG_FACTORS in gguf.tensors else _read_scaling(values)
     notes: tuple[str, ...] = ()
     if ROPE_DIVISORS in gguf.tensors:
         scaling, notes = _read_divisors(gguf, family, theta, dim, scaling)
@@ -44,6 +49,37 @@ def read_gguf_ropes(
     if not family.local_rope:
         return full, full, notes
     return full, RopeSpec(values.optional_number("rope.freq_base_swa") or LOCAL_THETA, dim), notes
+
+
+def _read_longrope(gguf: GgufFile, values: ConfigValues, dim: int) -> RopeScaling:
+    """The two tensors of divisors; which one is used depends on the served context."""
+    kind = values.optional_text("rope.scaling.type")
+    if kind not in (None, "none", "longrope"):
+        raise UnsupportedModel(f"{values.where}: {LONG_FACTORS} with rope scaling {kind!r} is not supported")
+    original = values.integer("rope.scaling.original_context_length")
+    factor = values.integer("context_length") / original
+    stated = values.optional_number("rope.scaling.factor"), values.optional_number("rope.scaling.attn_factor")
+    usual = math.sqrt(1 + math.log(factor) / math.log(original)) if factor > 1 else 1.0
+    short, long = (_factors(gguf, name, dim) for name in (SHORT_FACTORS, LONG_FACTORS))
+    return RopeScaling(
+        "longrope",
+        stated[0] or factor,
+        original,
+        attention_factor=stated[1] or usual,
+        short_factors=short,
+        long_factors=long,
+    )
+
+
+def _factors(gguf: GgufFile, name: str, dim: int) -> tuple[float, ...]:
+    tensor = gguf.tensors.get(name)
+    if tensor is None or tensor.type != "F32" or tensor.shape != (dim // 2,):
+        found = "is missing" if tensor is None else f"is {tensor.type} {tensor.shape}"
+        raise BrokenModel(f"{gguf.path}: {name} {found}; F32 ({dim // 2},) was expected")
+    factors: Floats = gguf.raw(name).view(np.float32)
+    if not (np.isfinite(factors).all() and (factors > 0).all()):
+        raise BrokenModel(f"{gguf.path}: {name} contains values that are not above 0")
+    return tuple(float(str(factor)) for factor in factors)
 
 
 def _read_scaling(values: ConfigValues) -> RopeScaling | None:

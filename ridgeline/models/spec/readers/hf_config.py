@@ -12,10 +12,11 @@ from typing import Any
 
 from ridgeline.models.errors import BrokenModel, ImpossibleShape, UnsupportedModel
 from ridgeline.models.files.config_values import ConfigValues, is_set, shown
-from ridgeline.models.spec.families import BY_MODEL_TYPE, SERVED_FAMILIES, Family
+from ridgeline.models.spec.declarations.family import Bias, Family
+from ridgeline.models.spec.families import BY_MODEL_TYPE, SERVED_FAMILIES
 from ridgeline.models.spec.ffn import Activation, Dense, Experts
 from ridgeline.models.spec.layer_spec import LayerSpec, Norms
-from ridgeline.models.spec.mixers import Attention
+from ridgeline.models.spec.mixers import Attention, QkNorm
 from ridgeline.models.spec.model_spec import ModelSpec, NormSpec, longest_context
 from ridgeline.models.spec.readers.hf_features import (
     JUDGED_KEYS,
@@ -24,7 +25,8 @@ from ridgeline.models.spec.readers.hf_features import (
     unreadable_features,
 )
 from ridgeline.models.spec.readers.hf_quantization import read_weight_format
-from ridgeline.models.spec.readers.hf_rope import read_ropes
+from ridgeline.models.spec.readers.hf_rope import read_ropes, rope_notes
+from ridgeline.models.spec.readers.hf_windows import read_windows, rotated_layers
 from ridgeline.models.spec.rope import RopeSpec
 
 MAX_LAYERS = 10_000  # a layer is an object here: a corrupt count must not exhaust memory
@@ -33,6 +35,8 @@ ACTIVATIONS: dict[str, Activation] = {
     "swish": "silu",
     "gelu_pytorch_tanh": "gelu_tanh",
     "gelu_new": "gelu_tanh",
+    "gelu": "gelu",
+    "relu": "relu",
 }
 # A multimodal config nests its language model here; these keys of the outer config still apply to it.
 TEXT_CONFIG = "text_config"
@@ -62,13 +66,13 @@ def spec_from_hf(
     where = f"{name}: config.json"
     config, notes = _language_model(config, where)
     family = _find_family(config, where)
-    values = ConfigValues(config, where, defaults=family.defaults)
+    values = ConfigValues(config, where, defaults=family.defaults, names=family.keys)
     hidden_size = values.integer("hidden_size")
     try:
         layers = _read_layers(values, family, hidden_size)
     except ImpossibleShape as error:
         raise BrokenModel(f"{where}: {error}") from error
-    vocab_size = values.integer("vocab_size")
+    vocab_size, positions = values.integer("vocab_size"), values.integer("max_position_embeddings")
     bos_id, eos_ids, pad_id = _special_tokens(values, generation_config or {}, vocab_size, name)
     if tokenizer_end is not None and tokenizer_end not in eos_ids and tokenizer_end < vocab_size:
         eos_ids += (tokenizer_end,)
@@ -77,17 +81,20 @@ def spec_from_hf(
         name=name,
         hidden_size=hidden_size,
         vocab_size=vocab_size,
-        max_context=longest_context(values.integer("max_position_embeddings"), ropes_of(layers)),
+        max_context=longest_context(_stated_context(values, family) or positions, ropes_of(layers)),
         layers=layers,
-        norm=NormSpec(values.number("rms_norm_eps"), offset=family.norm_offset),
-        embedding_scale=hidden_size**0.5 if family.scaled_embeddings else 1.0,
+        norm=NormSpec(values.number("rms_norm_eps"), family.norm, family.norm_bias, family.norm_offset),
+        embedding_scale=_embedding_scale(values, family, hidden_size),
+        residual_scale=_scale(values, family, "residual_multiplier"),
+        logit_scale=_scale(values, family, "logit_scale") / _scale(values, family, "logits_scaling"),
         logit_softcap=_logit_softcap(values, family),
+        learned_positions=positions if family.learned_positions else 0,
         tied_embeddings=values.flag("tie_word_embeddings", default=False),
         bos_id=bos_id,
         eos_ids=eos_ids,
         pad_id=pad_id,
         weight_format=read_weight_format(values, quantization),
-        notes=notes,
+        notes=(*notes, *rope_notes(ropes_of(layers))),
     )
     return _with_unread_keys(spec, values)
 
@@ -95,19 +102,19 @@ def spec_from_hf(
 def _language_model(config: dict[str, Any], where: str) -> tuple[dict[str, Any], tuple[str, ...]]:
     """The config of the language model itself, and notes about what was left out."""
     outer = ConfigValues(config, where)
-    if outer.optional_text("model_type") != "gemma3" or TEXT_CONFIG not in config:
+    family = BY_MODEL_TYPE.get(outer.optional_text("model_type") or "")
+    if family is None or not family.nested or TEXT_CONFIG not in config:
         return config, ()
     text = outer.mapping(TEXT_CONFIG) or {}
-    if text.get("model_type", "gemma3_text") != "gemma3_text":
-        raise BrokenModel(
-            f"{where}: {TEXT_CONFIG}.model_type is {shown(text['model_type'])}, not gemma3_text"
-        )
+    expected = family.model_types[0]
+    if text.get("model_type", expected) != expected and text.get("model_type") not in BY_MODEL_TYPE:
+        raise BrokenModel(f"{where}: {TEXT_CONFIG}.model_type is {shown(text['model_type'])}, not {expected}")
     inherited = {key: config[key] for key in OUTER_KEYS if config.get(key) is not None}
     notes = (
         ("the vision tower is left out: text in, text out",) if is_set(config.get("vision_config")) else ()
     )
     architectures = {"architectures": config.get("architectures")}
-    return {"model_type": "gemma3_text", **text, **inherited, **architectures}, notes
+    return {"model_type": expected, **text, **inherited, **architectures}, notes
 
 
 def _find_family(config: dict[str, Any], where: str) -> Family:
@@ -115,9 +122,10 @@ def _find_family(config: dict[str, Any], where: str) -> Family:
     values = ConfigValues(config, where)
     model_type = values.text("model_type")
     nested = values.mapping(TEXT_CONFIG) or {}
-    features = unreadable_features(config)
-    features += [feature for feature in unreadable_features(nested) if feature not in features]
     family = BY_MODEL_TYPE.get(model_type)
+    read = frozenset() if family is None else family.reads
+    features = unreadable_features(config, read)
+    features += [feature for feature in unreadable_features(nested, read) if feature not in features]
     experts = routed_experts(config) or routed_experts(nested)
     if experts and (family is None or not family.experts):
         features.append(experts)
@@ -169,84 +177,53 @@ def _read_layers(values: ConfigValues, family: Family, hidden_size: int) -> tupl
         )
     num_heads = values.integer("num_attention_heads")
     head_dim = _head_dim(values, hidden_size, num_heads)
-    full_rope, local_rope = read_ropes(values, family, head_dim)
-    bias = _bias(values, "attention_bias", family.attention_bias_key)
-    _expect(values, "qkv_bias", family.qkv_bias)
-    _expect(values, "use_qk_norm", family.qk_norm)
+    full_rope, local_rope = (None, None) if family.learned_positions else read_ropes(values, family, head_dim)
+    _refuse_other_flags(values, family)
     attention = Attention(
         heads=num_heads,
         kv_heads=_kv_heads(values, num_heads),
         head_dim=head_dim,
         rope=full_rope,
-        scale=(values.optional_number("query_pre_attn_scalar") or head_dim) ** -0.5,
-        qkv_bias=family.qkv_bias or bias,
-        output_bias=bias,
-        qk_norm="head" if family.qk_norm else "",
+        scale=_attention_scale(values, family, head_dim),
+        softcap=_softcap(values, family, "attn_logit_softcapping"),
+        qkv_bias=_bias(values, family.qkv_bias),
+        output_bias=_bias(values, family.output_bias),
+        qk_norm=_qk_norm(values, family),
     )
     dense_size = "intermediate_size" if family.experts is None else family.experts.dense_size
     dense = Dense(
-        values.integer(dense_size),
-        bias=_bias(values, "mlp_bias", family.mlp_bias_key),
+        _ffn_size(values, family, dense_size, hidden_size),
+        gated=family.gated,
+        bias=_bias(values, family.ffn_bias),
         activation=_activation(values, family),
     )
+    norms = _norms(values, family)
+    windows = read_windows(values, family, count)
+    rotated = rotated_layers(values, family, windows, count)
     experts, dense_layers = _read_experts(values, family, count, dense.activation)
-    return tuple(
-        LayerSpec(
-            attention if window is None else replace(attention, window=window, rope=local_rope),
-            dense if experts is None or index in dense_layers else experts,
-            Norms(after=family.post_norms),
-        )
-        for index, window in enumerate(_read_windows(values, family, count))
-    )
+    layers = []
+    for index, window in enumerate(windows):
+        mixer = attention if window is None else replace(attention, window=window, rope=local_rope)
+        ffn = dense if experts is None or index in dense_layers else experts
+        layers.append(LayerSpec(mixer if rotated[index] else replace(mixer, rope=None), ffn, norms))
+    return tuple(layers)
 
 
-def _read_windows(values: ConfigValues, family: Family, count: int) -> list[int | None]:
-    """Each layer's window, by the family's rule and, if given, the config's list of layer types."""
-    size = values.optional_integer("sliding_window", minimum=0) or None
-    if not values.flag("use_sliding_window", default=True):
-        size = None
-    if (
-        family.window_rule == "never"
-        and size is not None
-        and size >= values.integer("max_position_embeddings")
-    ):
-        size = None
-    windowed = _windowed_layers(values, family, count, size)
-    if any(windowed) and size is None:
-        raise BrokenModel(f"{values.where}: layer_types has windowed layers, but sliding_window is not set")
-    if size is not None and family.window_rule == "never":
-        raise UnsupportedModel(
-            f"{values.where}: a sliding window ({size} tokens) in the family {family.name} is not supported"
-        )
-    return [size if is_windowed else None for is_windowed in windowed]
+def _stated_context(values: ConfigValues, family: Family) -> int | None:
+    return values.optional_integer(family.context_key) if family.context_key else None
 
 
-def _windowed_layers(values: ConfigValues, family: Family, count: int, size: int | None) -> list[bool]:
-    by_rule = _windows_by_rule(values, family, count, size)
-    stated = values.optional_texts("layer_types")
-    if stated is None:
-        return by_rule
-    windowed = [kind == "sliding_attention" for kind in stated]
-    if len(windowed) != count:
-        raise BrokenModel(f"{values.where}: layer_types has {len(windowed)} entries for {count} layers")
-    if family.window_rule in ("never", "every") and windowed != by_rule:
-        # The reference code of these families ignores the list, so its meaning is undefined.
-        raise UnsupportedModel(
-            f"{values.where}: mixed layer_types in the family {family.name} are not supported"
-        )
-    return windowed
+def _ffn_size(values: ConfigValues, family: Family, key: str, hidden_size: int) -> int:
+    if family.ffn_multiple:
+        return values.optional_integer(key) or family.ffn_multiple * hidden_size
+    return values.integer(key)
 
 
-def _windows_by_rule(values: ConfigValues, family: Family, count: int, size: int | None) -> list[bool]:
-    pattern = values.optional_integer("sliding_window_pattern") or family.window_pattern
-    if size is None or family.window_rule == "never":
-        return [False] * count
-    if family.window_rule == "from_layer":
-        first = values.integer("max_window_layers", minimum=0)
-        return [index >= first for index in range(count)]
-    if family.window_rule == "pattern":
-        return [(index + 1) % pattern != 0 for index in range(count)]
-    return [True] * count
+def _norms(values: ConfigValues, family: Family) -> Norms:
+    parallel = family.norms.parallel
+    if family.parallel_key:
+        parallel = values.flag(family.parallel_key, default=parallel)
+    return replace(family.norms, parallel=parallel, vectors=2 if family.norm_bias else 1)
 
 
 def _activation(values: ConfigValues, family: Family) -> Activation:
@@ -258,27 +235,58 @@ def _activation(values: ConfigValues, family: Family) -> Activation:
     return ACTIVATIONS[name]
 
 
-def _bias(values: ConfigValues, key: str, in_family: bool) -> bool:
-    wanted = values.flag(key, default=False)
-    if wanted and not in_family:
-        raise UnsupportedModel(f"{values.where}: {key.replace('_', ' ')} is not supported in this family")
-    return wanted
+def _bias(values: ConfigValues, bias: Bias) -> bool:
+    return values.flag(bias, default=False) if isinstance(bias, str) else bias
 
 
-def _expect(values: ConfigValues, key: str, in_family: bool) -> None:
-    """A key that is fixed for the family: it may be stated, but only with that value."""
-    if values.flag(key, default=in_family) != in_family:
-        stated = shown(not in_family)
-        raise UnsupportedModel(f"{values.where}: {key} = {stated} is not supported in this family")
+def _qk_norm(values: ConfigValues, family: Family) -> QkNorm:
+    if family.qk_norm_key and not values.flag(family.qk_norm_key, default=False):
+        return ""
+    return family.qk_norm
+
+
+def _refuse_other_flags(values: ConfigValues, family: Family) -> None:
+    """Biases and norms that the family does not have."""
+    read = {family.qkv_bias, family.output_bias, family.ffn_bias, family.qk_norm_key}
+    for key in ("attention_bias", "mlp_bias", "use_bias", "bias"):
+        if key not in read and values.flag(key, default=False):
+            raise UnsupportedModel(f"{values.where}: {key.replace('_', ' ')} is not supported in this family")
+    implied = {"qkv_bias": family.qkv_bias is True, "use_qk_norm": bool(family.qk_norm)}
+    for key, value in (implied | dict(family.fixed)).items():
+        if key not in read and values.flag(key, default=value) != value:
+            raise UnsupportedModel(
+                f"{values.where}: {key} = {shown(not value)} is not supported in this family"
+            )
+
+
+def _scale(values: ConfigValues, family: Family, key: str) -> float:
+    """A multiplier that the family reads; `hf_features` refuses it in others."""
+    return (values.optional_number(key) or 1.0) if key in family.reads else 1.0
+
+
+def _embedding_scale(values: ConfigValues, family: Family, hidden_size: int) -> float:
+    if family.scaled_embeddings:
+        return float(hidden_size**0.5)
+    return _scale(values, family, "embedding_multiplier")
+
+
+def _attention_scale(values: ConfigValues, family: Family, head_dim: int) -> float:
+    if "attention_multiplier" in family.reads:
+        return _scale(values, family, "attention_multiplier")
+    return float((values.optional_number("query_pre_attn_scalar") or head_dim) ** -0.5)
+
+
+def _softcap(values: ConfigValues, family: Family, key: str) -> float | None:
+    return values.optional_number(key) if key in family.reads else None
 
 
 def _logit_softcap(values: ConfigValues, family: Family) -> float | None:
-    softcap = values.optional_number("final_logit_softcapping")
-    if softcap is not None and family.name != "gemma3":
+    key = "final_logit_softcapping"
+    if key not in family.reads and values.optional_number(key) is not None:
         raise UnsupportedModel(
             f"{values.where}: logit soft-capping is not supported in the family {family.name}"
         )
-    return softcap
+    return _softcap(values, family, key)
 
 
 def _special_tokens(

@@ -1,4 +1,4 @@
-"""Features of a config.json that no ModelSpec describes, recognised by the keys that enable them.
+"""Features of a config.json that its family does not read, recognised by the keys that enable them.
 
 Called by `hf_config` to reject a model with its true reason, before any of its numbers is trusted. The table
 uses plain words because users read them.
@@ -6,7 +6,7 @@ uses plain words because users read them.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -58,8 +58,10 @@ FEATURES: tuple[Feature, ...] = (
     Feature("partial rotation of heads", ("partial_rotary_factor", "rotary_dim"), harmless=(1.0,)),
     Feature("multi-axis rotary positions (M-RoPE)", ("use_mrope", "mrope_section")),
     Feature("interleaved rotary pairs", ("rope_interleaved", "rope_interleave")),
+    Feature("layers without rotary positions", ("no_rope_layers", "no_rope_layer_interval")),
     Feature("ALiBi positions", ("alibi", "use_alibi")),
     Feature("attention soft-capping", ("attn_logit_softcapping",)),
+    Feature("a bias on the LM head", ("lm_head_bias",)),
     Feature("clipped projections", ("clip_qkv",)),
     Feature(
         "scaled residuals, embeddings or logits",
@@ -95,7 +97,13 @@ SILENT_KEYS = {
     "use_cache",
     "initializer_range",
     "attention_dropout",
+    "attn_pdrop",
+    "classifier_dropout",
+    "embd_pdrop",
+    "embedding_dropout",
     "hidden_dropout",
+    "resid_pdrop",
+    "residual_dropout",
     "pretraining_tp",
     "use_bfloat16",
     "torchscript",
@@ -103,6 +111,13 @@ SILENT_KEYS = {
     "router_aux_loss_coef",
     "router_jitter_noise",
     "max_window_layers",
+    "reorder_and_upcast_attn",
+    "summary_activation",
+    "summary_first_dropout",
+    "summary_proj_to_labels",
+    "summary_type",
+    "summary_use_proj",
+    "task_specific_params",
     "id2label",
     "label2id",
     "return_dict",
@@ -134,9 +149,13 @@ EXPERT_KEYS = ("num_experts", "num_local_experts", "n_routed_experts", "enable_m
 JUDGED_KEYS = {*EXPERT_KEYS, *(key for feature in FEATURES for key in feature.keys)}
 
 
-def unreadable_features(config: Mapping[str, Any]) -> list[str]:
-    """Everything in this config that a ModelSpec cannot describe, as text, with its key."""
-    found = [words for feature in FEATURES if (words := _asked_for(feature, config))]
+def unreadable_features(config: Mapping[str, Any], read: Collection[str] = ()) -> list[str]:
+    """Everything in this config that cannot be described, as text, with its key.
+
+    read: the keys that the config's family reads.
+    """
+    unread = {key: value for key, value in config.items() if key not in read}
+    found = [words for feature in FEATURES if (words := _asked_for(feature, unread))]
     implied = IMPLIED.get(str(config.get("model_type")))
     if implied:
         found.insert(0, implied)

@@ -7,11 +7,12 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 from typing import Any
 
 from ridgeline.models.errors import BrokenModel, UnsupportedModel
 from ridgeline.models.files.config_values import ConfigValues, is_set, shown
-from ridgeline.models.spec.families import Family
+from ridgeline.models.spec.declarations.family import Family
 from ridgeline.models.spec.readers.hf_features import ORDINARY_LAYER_TYPES
 from ridgeline.models.spec.rope import RopeScaling, RopeSpec
 
@@ -30,8 +31,10 @@ KNOWN_KEYS = {
     "mscale_all_dim",
     "truncate",
     "partial_rotary_factor",
+    "short_factor",
+    "long_factor",
 }
-PLAIN_WORDS = {"mrope": "multi-axis rotary positions", "longrope": "LongRoPE", "su": "LongRoPE"}
+PLAIN_WORDS = {"mrope": "multi-axis rotary positions"}
 
 
 def read_ropes(values: ConfigValues, family: Family, head_dim: int) -> tuple[RopeSpec, RopeSpec]:
@@ -41,7 +44,7 @@ def read_ropes(values: ConfigValues, family: Family, head_dim: int) -> tuple[Rop
     if not family.local_rope:
         if newer and older and newer != older:
             raise BrokenModel(f"{values.where}: rope_parameters and rope_scaling contradict each other")
-        rope = _read_rope(older or newer or {}, values, head_dim, theta)
+        rope = _read_rope(older or newer or {}, values, family, head_dim, theta)
         return rope, rope
     newer = newer or {}
     if not set(newer) <= set(ORDINARY_LAYER_TYPES):
@@ -51,32 +54,51 @@ def read_ropes(values: ConfigValues, family: Family, head_dim: int) -> tuple[Rop
     full = {**(newer.get("full_attention") or {}), **(older or {})}
     local_theta = values.number("rope_local_base_freq")
     return (
-        _read_rope(full, values, head_dim, theta),
-        _read_rope(newer.get("sliding_attention") or {}, values, head_dim, local_theta),
+        _read_rope(full, values, family, head_dim, theta),
+        _read_rope(newer.get("sliding_attention") or {}, values, family, head_dim, local_theta),
     )
 
 
-def _read_rope(parameters: dict[str, Any], config: ConfigValues, head_dim: int, theta: float) -> RopeSpec:
+def rope_notes(ropes: Iterable[RopeSpec | None]) -> tuple[str, ...]:
+    """What a user must know about the scaling of these ropes."""
+    scalings = {rope.scaling for rope in ropes if rope is not None and rope.scaling is not None}
+    return tuple(
+        f"LongRoPE: its short factors are used if max_context is at most {scaling.original_context} tokens, "
+        "its long ones for every sequence otherwise"
+        for scaling in scalings
+        if scaling.kind == "longrope"
+    )
+
+
+def _read_rope(
+    parameters: dict[str, Any], config: ConfigValues, family: Family, head_dim: int, theta: float
+) -> RopeSpec:
     """One set of rope parameters; `theta`: the config's value outside of it, or the family's default."""
     values = ConfigValues(parameters, config.where, prefix="rope parameter ", defaults={"rope_theta": theta})
-    _refuse_unknown(parameters, config.where)
-    kind = values.optional_text("rope_type") or values.optional_text("type") or "default"
-    scaling = None if kind == "default" else _read_scaling(kind, values, config)
-    return RopeSpec(values.number("rope_theta"), head_dim, scaling)
-
-
-def _refuse_unknown(parameters: dict[str, Any], where: str) -> None:
     for key, value in parameters.items():
         if key not in KNOWN_KEYS and is_set(value):
-            raise UnsupportedModel(f"{where}: rotary positions with {key} = {shown(value)} are not supported")
-    if parameters.get("partial_rotary_factor", 1.0) != 1.0:
+            raise UnsupportedModel(
+                f"{config.where}: rotary positions with {key} = {shown(value)} are not supported"
+            )
+    dim = _rotated_dim(values, config, family, head_dim)
+    kind = values.optional_text("rope_type") or values.optional_text("type") or "default"
+    scaling = None if kind == "default" else _read_scaling(kind, values, config, dim)
+    return RopeSpec(values.number("rope_theta"), dim, scaling, interleaved=family.interleaved)
+
+
+def _rotated_dim(values: ConfigValues, config: ConfigValues, family: Family, head_dim: int) -> int:
+    key = "partial_rotary_factor"
+    share = values.optional_number(key) or config.optional_number(key) or 1.0
+    if share != 1.0 and key not in family.reads:
         raise UnsupportedModel(
-            f"{where}: partial rotation of heads is not supported "
-            f"(partial_rotary_factor = {parameters['partial_rotary_factor']})"
+            f"{config.where}: partial rotation of heads is not supported ({key} = {share})"
         )
+    return int(head_dim * share)
 
 
-def _read_scaling(kind: str, values: ConfigValues, config: ConfigValues) -> RopeScaling:
+def _read_scaling(kind: str, values: ConfigValues, config: ConfigValues, dim: int) -> RopeScaling:
+    if kind in ("longrope", "su") or (kind == "yarn" and values.has("short_factor")):  # older Phi-3 configs
+        return _read_longrope(values, config, dim)
     if kind == "linear":
         return RopeScaling("linear", values.number("factor"))
     if kind == "dynamic":
@@ -94,7 +116,7 @@ def _read_scaling(kind: str, values: ConfigValues, config: ConfigValues) -> Rope
         return _read_yarn(values, config)
     raise UnsupportedModel(
         f"{config.where}: rotary positions of kind {kind!r} ({PLAIN_WORDS.get(kind, 'unknown')}) are not "
-        "supported; supported are default, linear, dynamic, llama3 and yarn"
+        "supported; supported are default, linear, dynamic, llama3, yarn and longrope"
     )
 
 
@@ -125,6 +147,30 @@ def _read_yarn(values: ConfigValues, config: ConfigValues) -> RopeScaling:
         beta_fast=values.optional_number("beta_fast") or 32.0,
         beta_slow=values.optional_number("beta_slow") or 1.0,
         attention_factor=attention_factor,
+    )
+
+
+def _read_longrope(values: ConfigValues, config: ConfigValues, dim: int) -> RopeScaling:
+    original = _original_context(values, config)
+    factor = values.optional_number("factor") or config.integer("max_position_embeddings") / original
+    attention_factor = values.optional_number("attention_factor")
+    if attention_factor is None:
+        attention_factor = math.sqrt(1 + math.log(factor) / math.log(original)) if factor > 1 else 1.0
+    factors = {}
+    for key in ("short_factor", "long_factor"):
+        factors[key] = tuple(float(each) for each in values.numbers(key) or ())
+        if len(factors[key]) != dim // 2 or min(factors[key]) <= 0:
+            raise BrokenModel(
+                f"{config.where}: rope parameter {key} has {len(factors[key])} entries; {dim // 2} numbers "
+                "above 0 were expected"
+            )
+    return RopeScaling(
+        "longrope",
+        factor,
+        original,
+        attention_factor=attention_factor,
+        short_factors=factors["short_factor"],
+        long_factors=factors["long_factor"],
     )
 
 
