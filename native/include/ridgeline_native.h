@@ -9,7 +9,7 @@
 extern "C" {
 #endif
 
-#define RL_ABI_VERSION 3
+#define RL_ABI_VERSION 4
 #define RL_BLOCK_TOKENS 16 /* tokens of a KV block */
 #define RL_PANEL 16        /* output rows side by side in a packed matrix */
 #define RL_GROUP 32        /* weights of a row that share a scale */
@@ -29,7 +29,13 @@ enum rl_format {
 };
 
 enum rl_kv_format { RL_KV_F32 = 0, RL_KV_BF16 = 1, RL_KV_INT8 = 2 /* a float scale per token and head */ };
-enum rl_activation { RL_SILU = 0, RL_GELU_TANH = 1, RL_GELU_ERF = 2, RL_RELU = 3 }; /* the last two: encoders alone */
+enum rl_activation { RL_SILU = 0, RL_GELU_TANH = 1, RL_GELU_ERF = 2, RL_RELU = 3 };
+
+/* What differs between families, as tags. */
+enum rl_norm_kind { RL_RMS_NORM = 0, RL_LAYER_NORM = 1 };
+enum rl_qk_norm { RL_QK_PLAIN = 0, RL_QK_NORM_HEAD = 1 /* per head */, RL_QK_NORM_PROJECTION = 2 /* over all heads */ };
+enum rl_ffn_kind { RL_FFN_GATED = 0, RL_FFN_PLAIN = 1, RL_FFN_EXPERTS = 2 };
+enum rl_scores { RL_SOFTMAX = 0, RL_SIGMOID = 1 };
 
 /* A packed matrix [n, k]: data as rl_pack_* wrote it, 64-byte aligned, kept by the caller. bias: n floats, or null. */
 typedef struct {
@@ -38,29 +44,63 @@ typedef struct {
   const float* bias;
 } rl_matrix;
 
-/* One layer. Norm weights are float, ready to multiply with (Gemma's 1 included); null where the family has none. */
+/* A norm's float weights, ready to multiply with (Gemma's 1 included). No weight: no norm. bias: LayerNorm alone, or null. */
 typedef struct {
-  rl_matrix qkv;     /* q rows, then k rows, then v rows; the two halves of a rotated head are [first half, second half] */
+  const float *weight, *bias;
+} rl_norm;
+
+/* Routed experts. Of the stacked matrices expert e has the panels e · (panels / num) and up, its last one padded with zero rows. */
+typedef struct {
+  int32_t num, per_token;
+  int32_t size;               /* of one expert */
+  int32_t scores;             /* rl_scores, over all experts */
+  int32_t normalized;         /* the chosen experts' weights are divided by their sum */
+  int32_t scales_input;       /* weights multiply an expert's input, not its output */
+  int32_t groups, top_groups; /* experts are chosen within the best groups; a group is as good as its two best experts */
+  int32_t shared_gate;        /* the sigmoid of one more router output scales the part that all tokens use */
+  float scale;                /* of the weights */
+  float clamp;                /* 0: none; else g · sigmoid(1.702 · g) · (u + 1), with gate and up limited */
+  rl_matrix router;           /* [num, with a shared gate num + 1; hidden] */
+  const float* choice_bias;   /* [num], added to the scores for the choice alone; or null */
+  rl_matrix gate_up;          /* [num · 2 · size rounded up to 16, hidden], panels alternate */
+  rl_matrix down;             /* [num · hidden rounded up to 16, size] */
+} rl_experts;
+
+/* One layer: attention, then an FFN, each with its norm before and after it where there is one. */
+typedef struct {
+  rl_matrix qkv; /* q rows, then k rows, then v rows; the two halves of a rotated head are [first half, second half] */
   rl_matrix output;
-  rl_matrix gate_up; /* panels alternate: 16 gate rows, 16 up rows, …; ffn padded up to a multiple of 16 with zero rows */
-  rl_matrix down;
-  const float *attn_norm, *ffn_norm, *q_norm, *k_norm, *post_attn_norm, *post_ffn_norm;
-  const float *cosine, *sine; /* [max_context][rotary_dim / 2] */
+  rl_norm attn_norm, post_attn_norm, ffn_norm, post_ffn_norm;
+  const float *q_norm, *k_norm; /* as qk_norm says: [head_dim], or [heads · head_dim] and [kv_heads · head_dim] */
+  const float* sinks;           /* [heads]: a score that takes part in the softmax and has no value; or null */
+  const float *cosine, *sine;   /* [max_context][rotary_dim / 2] */
+  float attention_scale, attention_softcap; /* softcap 0: none */
   int32_t rotary_dim;
-  int32_t window; /* 0: full attention */
+  int32_t window;  /* 0: full attention */
+  int32_t chunked; /* the window does not slide: it begins anew every `window` tokens */
+  int32_t qk_norm; /* rl_qk_norm */
+  int32_t parallel; /* both parts read the layer's input */
+  int32_t ffn_kind, activation; /* rl_ffn_kind, rl_activation */
+  int32_t ffn;       /* inner size; of experts: of the part that all tokens use, 0 for none */
+  rl_matrix gate_up; /* panels alternate: 16 gate rows, 16 up rows, …; ffn padded up to a multiple of 16 with zero rows.
+                        RL_FFN_PLAIN: the up rows alone */
+  rl_matrix down;
+  rl_experts experts; /* read for RL_FFN_EXPERTS alone */
 } rl_layer;
 
 typedef struct {
-  int32_t hidden, heads, kv_heads, head_dim, ffn, vocab;
+  int32_t hidden, heads, kv_heads, head_dim, vocab;
   int32_t num_layers, max_context;
-  int32_t activation;  /* rl_activation */
   int32_t num_blocks, kv_format, max_step_tokens;
   int32_t deterministic; /* one arithmetic for every number of rows: alone = batched = chunked, bit for bit */
-  float norm_eps, embedding_scale, attention_scale;
-  float attention_softcap, logit_softcap; /* 0: none */
+  int32_t norm_kind;     /* rl_norm_kind, of every norm */
+  float norm_eps, embedding_scale;
+  float residual_scale;             /* of what a layer's parts add */
+  float logit_scale, logit_softcap; /* the scale comes first; softcap 0: none */
   rl_matrix embedding; /* [vocab, hidden]; the same data as lm_head where tied */
+  rl_matrix positions; /* [at least max_context, hidden], added to the embeddings; no data: none */
   rl_matrix lm_head;
-  const float* final_norm;
+  rl_norm final_norm;
   const rl_layer* layers;
 } rl_decoder;
 

@@ -78,6 +78,7 @@ struct AttentionRow {
   const float* query;
   float* out;
   int32_t first, last;  // attends to positions first … last
+  float sink = -std::numeric_limits<float>::infinity();  // a score without a value; -infinity: none
 };
 constexpr int kAttentionRows = 48;  // rows one call computes, at most: query heads of one KV head for a few tokens
 
@@ -133,8 +134,12 @@ struct Kernels {
   size_t (*panel_scratch_bytes)(int k);
 
   void (*rms_norm)(const float* x, const float* weight, float eps, int n, float* out);
-  void (*add_rows)(const float* x, int n, float* out);  // out += x
+  void (*layer_norm)(const float* x, const float* weight, const float* bias, float eps, int n, float* out);  // bias: or null
+  void (*add_scaled)(const float* x, float scale, int n, float* out);  // out += scale · x
   void (*gate)(int activation, const float* gate, const float* up, int n, float* out);  // n: a multiple of 16
+  // min(g, limit) · sigmoid(1.702 · min(g, limit)) · (up within ±limit + 1); n: a multiple of 16
+  void (*gate_clamped)(float limit, const float* gate, const float* up, int n, float* out);
+  void (*activate)(int activation, float* x, int n);  // n: a multiple of 16
   void (*rope)(float* head, const float* cosine, const float* sine, int rotary_dim);
   void (*softcap)(float* x, int n, float cap);
   // Takes a panel of some rows' logits, number `first` and up, into each row's best. All 16 are read, n of them count.
@@ -150,7 +155,6 @@ struct Kernels {
   // ---- encoders ----
   int dense_rows;  // rows of a dense layer that are computed together: work is best cut at multiples of it
   void (*dense)(const DenseTask&);
-  void (*layer_norm)(const float* x, const float* weight, const float* bias, float eps, int n, float* out);
   size_t (*text_scratch_floats)(int tokens, int head_dim);
   void (*attend_text)(const TextAttention&, float* scratch);
 

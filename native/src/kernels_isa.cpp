@@ -86,9 +86,9 @@ namespace ridgeline {
 const Kernels* RL_TABLE(RL_ISA)() {
   static const Kernels table = {
       RL_TEXT(RL_ISA), kLinearRows, kOwnRows, input_kind, prepare_row, panel_products, kInputBlockBytes, panel_scratch_bytes,
-      rms_norm,        add_rows,    gate,       rope,        softcap,           keep_best,
+      rms_norm,        layer_norm,  add_scaled, gate,        gate_clamped,      activate,   rope,   softcap,  keep_best,
       store_key,       store_value, attend,
-      kDenseRows,      dense,       layer_norm, text_scratch_floats, attend_text,
+      kDenseRows,      dense,       text_scratch_floats, attend_text,
       peak_operations, start_thread,
   };
   return &table;

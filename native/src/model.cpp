@@ -1,4 +1,4 @@
-// Making a model: every shape checked against the table, then cache and buffers taken.
+// Making a model: its table checked (model_checks.cpp), then cache and buffers taken.
 #include "model.h"
 
 #include <cmath>
@@ -7,6 +7,7 @@
 
 #include "errors.h"
 #include "isa.h"
+#include "route.h"
 
 namespace ridgeline {
 
@@ -19,60 +20,6 @@ int fail(const std::string& reason) {
 
 namespace {
 
-constexpr int kMostOfAnything = 1 << 24;  // of layers, rows, tokens, …: products of two stay far inside 64 bits
-constexpr int kMostBytesSummed = 1 << 16;  // byte products that fit a 32-bit sum, for one scale per output
-
-std::string shape(int n, int k) { return "[" + std::to_string(n) + ", " + std::to_string(k) + "]"; }
-
-// A reason why the matrix cannot be what it is said to be; empty if it can.
-std::string matrix_flaw(const char* name, const rl_matrix& m, int n, int k) {
-  if (!known_format(m.format)) return std::string(name) + " has no known format: " + std::to_string(m.format);
-  if (!m.data) return std::string(name) + " has no data";
-  if (m.format == RL_Q8_C && m.k > kMostBytesSummed)
-    return std::string(name) + ": one scale per output is for rows of up to " + std::to_string(kMostBytesSummed) + " weights";
-  if (m.n != n || m.k != k) return std::string(name) + " is " + shape(m.n, m.k) + ", not " + shape(n, k);
-  return "";
-}
-
-std::string layer_flaw(const rl_decoder& d, const rl_layer& layer) {
-  const int q_rows = d.heads * d.head_dim, kv_rows = d.kv_heads * d.head_dim;
-  std::string flaw = matrix_flaw("qkv", layer.qkv, q_rows + 2 * kv_rows, d.hidden);
-  if (flaw.empty()) flaw = matrix_flaw("output", layer.output, d.hidden, q_rows);
-  if (flaw.empty()) flaw = matrix_flaw("gate_up", layer.gate_up, 2 * round_up(d.ffn, kPanel), d.hidden);
-  if (flaw.empty()) flaw = matrix_flaw("down", layer.down, d.hidden, d.ffn);
-  if (!flaw.empty()) return flaw;
-  if (!layer.attn_norm || !layer.ffn_norm) return "a layer's norms are missing";
-  if (!layer.q_norm != !layer.k_norm) return "q_norm and k_norm come together";
-  if (layer.rotary_dim < 0 || layer.rotary_dim % 2 || layer.rotary_dim > d.head_dim)
-    return "a rotary size of " + std::to_string(layer.rotary_dim);
-  if (layer.rotary_dim && (!layer.cosine || !layer.sine)) return "the rotary tables are missing";
-  if (layer.window < 0) return "a negative window";
-  return "";
-}
-
-std::string decoder_flaw(const rl_decoder& d) {
-  for (int value : {d.hidden, d.heads, d.kv_heads, d.head_dim, d.ffn, d.vocab, d.num_layers, d.max_context, d.num_blocks,
-                    d.max_step_tokens})
-    if (value < 1 || value > kMostOfAnything)
-      return "a size of " + std::to_string(value) + " in the table: it must be from 1 to " + std::to_string(kMostOfAnything);
-  if (int64_t(d.heads) * d.head_dim > kMostOfAnything) return "too many heads of this size";
-  if (d.head_dim % 2 || d.head_dim > kMaxHeadDim)
-    return "a head size of " + std::to_string(d.head_dim) + ": it must be even and at most " + std::to_string(kMaxHeadDim);
-  if (d.heads % d.kv_heads) return "the heads cannot share the KV heads evenly";
-  for (int k : {d.hidden, d.ffn, d.heads * d.head_dim})
-    if (k % kGroup && k > (1 << 14)) return "rows of " + std::to_string(k) + " weights are no whole groups of 32";
-  if (d.kv_format < RL_KV_F32 || d.kv_format > RL_KV_INT8) return "no such KV format: " + std::to_string(d.kv_format);
-  if (d.activation != RL_SILU && d.activation != RL_GELU_TANH) return "no such activation: " + std::to_string(d.activation);
-  if (!d.layers || !d.final_norm) return "layers or the final norm are missing";
-  std::string flaw = matrix_flaw("embedding", d.embedding, d.vocab, d.hidden);
-  if (flaw.empty()) flaw = matrix_flaw("lm_head", d.lm_head, d.vocab, d.hidden);
-  for (int i = 0; i < d.num_layers && flaw.empty(); i++) {
-    flaw = layer_flaw(d, d.layers[i]);
-    if (!flaw.empty()) flaw = "layer " + std::to_string(i) + ": " + flaw;
-  }
-  return flaw;
-}
-
 // Kernels read biases in whole panels.
 void pad_bias(rl_model& model, rl_matrix& m) {
   if (!m.bias) return;
@@ -82,13 +29,16 @@ void pad_bias(rl_model& model, rl_matrix& m) {
   m.bias = model.biases.back().data();
 }
 
-void take_buffers(rl_model& m) {
+std::vector<rl_matrix*> matrices_of(rl_layer& layer) {
+  std::vector<rl_matrix*> all = {&layer.qkv, &layer.output};
+  if (layer.ffn) all.insert(all.end(), {&layer.gate_up, &layer.down});
+  if (layer.ffn_kind == RL_FFN_EXPERTS) all.insert(all.end(), {&layer.experts.router, &layer.experts.gate_up, &layer.experts.down});
+  return all;
+}
+
+void take_cache(rl_model& m) {
   const rl_decoder& d = m.spec;
   m.padded_dim = round_up(d.head_dim, 16);
-  m.hidden_stride = round_up(d.hidden, kGroup);
-  m.ffn_stride = round_up(d.ffn, kGroup);
-  m.qkv_stride = round_up((d.heads + 2 * d.kv_heads) * d.head_dim, kGroup);
-  m.attention_stride = round_up(d.heads * d.head_dim, kGroup);
   const size_t element = d.kv_format == RL_KV_F32 ? 4 : d.kv_format == RL_KV_BF16 ? 2 : 1;
   m.head_bytes = size_t(m.padded_dim) * kBlock * element;
   m.block_bytes = 2 * m.head_bytes * size_t(d.kv_heads) * size_t(d.num_layers);
@@ -97,19 +47,52 @@ void take_buffers(rl_model& m) {
   m.cache = Memory(size_t(d.num_blocks) * m.block_bytes);
   m.block_scales = d.kv_format == RL_KV_INT8 ? size_t(2 * d.kv_heads * kBlock) * size_t(d.num_layers) : 0;
   m.cache_scales = Memory(size_t(d.num_blocks) * m.block_scales * sizeof(float));
+}
 
-  m.widest = std::max({m.hidden_stride, m.ffn_stride, m.attention_stride});
+// Returns the number of entries a step may have; 0 without experts.
+size_t take_expert_buffers(rl_model& m) {
+  ExpertBuffers& x = m.experts;
+  int most = 0, per_token = 0;
+  for (const rl_layer& layer : m.layers) {
+    if (layer.ffn_kind != RL_FFN_EXPERTS) continue;
+    most = std::max(most, layer.experts.num), per_token = std::max(per_token, layer.experts.per_token);
+    x.logits_stride = std::max(x.logits_stride, route_floats(layer.experts));
+    x.inner_stride = std::max(x.inner_stride, round_up(layer.experts.size, kGroup));
+  }
+  const size_t tokens = size_t(m.spec.max_step_tokens), entries = tokens * size_t(per_token);
+  x.logits = Memory(tokens * size_t(x.logits_stride) * 4);
+  x.normed = Memory(most ? tokens * size_t(m.hidden_stride) * 4 : 0);
+  x.inner = Memory(entries * size_t(x.inner_stride) * 4);
+  x.outer = Memory(entries * size_t(m.hidden_stride) * 4);
+  for (std::vector<int32_t>* values : {&x.chosen, &x.entry_of, &x.token_of}) values->resize(entries);
+  x.shares.resize(entries), x.share_of.resize(entries);
+  x.first.resize(size_t(most) + 1), x.active.reserve(size_t(most));
+  return entries;
+}
+
+void take_buffers(rl_model& m) {
+  const rl_decoder& d = m.spec;
+  int ffn = 0;
+  for (const rl_layer& layer : m.layers) ffn = std::max(ffn, layer.ffn);
+  m.hidden_stride = round_up(d.hidden, kGroup);
+  m.ffn_stride = round_up(ffn, kGroup);
+  m.qkv_stride = round_up((d.heads + 2 * d.kv_heads) * d.head_dim, kGroup);
+  m.attention_stride = round_up(d.heads * d.head_dim, kGroup);
+  const size_t entries = take_expert_buffers(m);
+  m.widest = std::max({m.hidden_stride, m.ffn_stride, m.attention_stride, m.experts.inner_stride});
   const size_t tokens = size_t(d.max_step_tokens), widest = size_t(m.widest);
   m.residual = Memory(tokens * m.hidden_stride * 4);
   m.qkv = Memory(tokens * m.qkv_stride * 4);
   m.attention = Memory(tokens * m.attention_stride * 4);
   m.gated = Memory(tokens * m.ffn_stride * 4);
   m.branch = Memory(tokens * m.hidden_stride * 4);
+  // Inputs: of a step's tokens, or of the entries of its experts, whose rows are shorter.
+  const size_t values = std::max(tokens * widest, entries * size_t(std::max(m.hidden_stride, m.experts.inner_stride)));
   // AMX reads whole tiles of 16 rows, the last one beyond the step's rows.
-  m.input_high = Memory((tokens + 16) * widest * 4);
-  m.input_low = Memory((tokens + 16) * widest);
-  m.input_scales = Memory(tokens * widest / kGroup * 4);
-  m.input_sums = Memory(tokens * widest / kGroup * 4);
+  m.input_high = Memory((values + 16 * widest) * 4);
+  m.input_low = Memory(values + 16 * widest);
+  m.input_scales = Memory(values / kGroup * 4);
+  m.input_sums = Memory(values / kGroup * 4);
   m.panel_scratch = round_up64(m.kernels->panel_scratch_bytes(int(widest)));
   m.normed_offset = m.panel_scratch + 2 * tokens * kPanel * 4;
   m.own_inputs_offset = m.normed_offset + widest * 4;
@@ -126,7 +109,7 @@ using namespace ridgeline;
 int64_t rl_model::bytes() const {
   size_t total = 0;
   for (const Memory* memory : {&cache, &cache_scales, &residual, &qkv, &attention, &gated, &branch, &input_high, &input_low,
-                               &input_scales, &input_sums})
+                               &input_scales, &input_sums, &experts.logits, &experts.normed, &experts.inner, &experts.outer})
     total += memory->bytes();
   for (const Memory& memory : scratch) total += memory.bytes();
   return int64_t(total);
@@ -169,12 +152,12 @@ extern "C" rl_model* rl_model_create(const rl_decoder* decoder, const char* isa,
     model->spec = *decoder;
     model->kernels = kernels;
     model->layers.assign(decoder->layers, decoder->layers + decoder->num_layers);
-    model->biases.reserve(size_t(decoder->num_layers) * 4 + 2);
     for (rl_layer& layer : model->layers)
-      for (rl_matrix* m : {&layer.qkv, &layer.output, &layer.gate_up, &layer.down}) pad_bias(*model, *m);
+      for (rl_matrix* m : matrices_of(layer)) pad_bias(*model, *m);
     pad_bias(*model, model->spec.lm_head);
     model->spec.layers = model->layers.data();
     model->pool = std::make_unique<ThreadPool>(std::max(1, threads), kernels->start_thread);
+    take_cache(*model);
     take_buffers(*model);
     return model.release();
   } catch (const std::bad_alloc&) {

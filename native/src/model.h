@@ -1,6 +1,7 @@
 // A decoder: its table and packed weights (the caller's memory), its KV cache and the buffers of a step.
 #pragma once
 #include <memory>
+#include <string>
 #include <vector>
 
 #include "../include/ridgeline_native.h"
@@ -14,6 +15,26 @@ namespace ridgeline {
 struct AttentionUnit {
   int32_t row, kv_head, first_token, num_tokens;
 };
+
+// What the experts of a layer need besides a step's other buffers. An entry is a token and one of its chosen experts; entries
+// are ordered by expert, so that those of one expert are rows of a matrix.
+struct ExpertBuffers {
+  Memory logits;  // of the router, [tokens][stride]; then what the choice is made of, see route.h
+  Memory normed;  // inputs of the experts, [tokens][hidden]
+  Memory inner;   // gated, [entries][inner_stride]
+  Memory outer;   // the experts' outputs, [entries][hidden]
+  int logits_stride = 0, inner_stride = 0;
+  std::vector<int32_t> chosen;    // [token][place]: an expert
+  std::vector<float> shares;      // [token][place]: its weight
+  std::vector<int32_t> entry_of;  // [token][place]
+  std::vector<int32_t> token_of;  // [entry]
+  std::vector<float> share_of;    // [entry]
+  std::vector<int32_t> first;     // [expert]: its first entry; one more for the end
+  std::vector<int32_t> active;    // experts that a token chose, those with the most tokens first
+};
+
+// A reason why the decoder's table cannot be what it is said to be; empty if it can. Nothing is read through it before this.
+std::string decoder_flaw(const rl_decoder& decoder);
 
 }  // namespace ridgeline
 
@@ -34,6 +55,7 @@ struct rl_model {
 
   // Buffers of a step, [tokens][stride].
   ridgeline::Memory residual, qkv, attention, gated, branch;
+  ridgeline::ExpertBuffers experts;
   ridgeline::Memory input_high, input_low, input_scales, input_sums;  // prepared inputs of the next linear layer
   std::vector<ridgeline::Memory> scratch;                             // of each thread
   // What lies in it: a panel's working memory, gates and ups of a panel, a normed row, inputs of a single tile.

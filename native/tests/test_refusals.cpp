@@ -26,11 +26,11 @@ void refused_model(const char* what, const std::function<void(TinyModel&)>& spoi
 void tables_that_do_not_fit_are_refused() {
   using Spoil = std::function<void(TinyModel&)>;
   int32_t rl_decoder::* const sizes[] = {&rl_decoder::hidden, &rl_decoder::heads, &rl_decoder::kv_heads, &rl_decoder::head_dim,
-                                         &rl_decoder::ffn, &rl_decoder::vocab, &rl_decoder::num_layers,
+                                         &rl_decoder::vocab, &rl_decoder::num_layers,
                                          &rl_decoder::max_context, &rl_decoder::num_blocks, &rl_decoder::max_step_tokens};
   for (auto size : sizes)
     for (int value : {0, -1, kLeast, kHuge}) refused_model("a size out of all bounds", [&](TinyModel& t) { t.decoder.*size = value; }, "size");
-  for (auto size : {&rl_decoder::hidden, &rl_decoder::heads, &rl_decoder::ffn, &rl_decoder::vocab, &rl_decoder::head_dim})
+  for (auto size : {&rl_decoder::hidden, &rl_decoder::heads, &rl_decoder::vocab, &rl_decoder::head_dim})
     for (int value : {kHuge, kHuge - 1, 1 << 30, 1 << 16})
       refused_model("a size its matrices do not have", [&](TinyModel& t) { t.decoder.*size = value; }, "");
 
@@ -40,23 +40,34 @@ void tables_that_do_not_fit_are_refused() {
       {"evenly|5 heads on 3 KV heads", [](TinyModel& t) { t.decoder.heads = 5, t.decoder.kv_heads = 3; }},
       {"KV format|no such KV format", [](TinyModel& t) { t.decoder.kv_format = 3; }},
       {"KV format|a negative KV format", [](TinyModel& t) { t.decoder.kv_format = -1; }},
-      {"activation|no such activation", [](TinyModel& t) { t.decoder.activation = 2; }},
+      {"activation|no such activation", [](TinyModel& t) { t.layer(0).activation = 4; }},
       {"layers|no layers", [](TinyModel& t) { t.decoder.layers = nullptr; }},
-      {"final norm|no final norm", [](TinyModel& t) { t.decoder.final_norm = nullptr; }},
+      {"final norm|no final norm", [](TinyModel& t) { t.decoder.final_norm = {}; }},
       {"embedding|no embedding", [](TinyModel& t) { t.decoder.embedding.data = nullptr; }},
       {"embedding|a narrow embedding", [](TinyModel& t) { t.decoder.embedding.k--; }},
       {"lm_head|a short head", [](TinyModel& t) { t.decoder.lm_head.n--; }},
       {"lm_head|a head of no format", [](TinyModel& t) { t.decoder.lm_head.format = 8; }},
       {"layer 0: qkv|a short qkv", [](TinyModel& t) { t.layer(0).qkv.n -= 2; }},
       {"layer 0: output|a transposed output", [](TinyModel& t) { std::swap(t.layer(0).output.n, t.layer(0).output.k), t.layer(0).output.n++; }},
-      {"layer 0: gate_up|an unpadded gate_up", [](TinyModel& t) { t.layer(0).gate_up.n--; }},
-      {"layer 0: down|a wide down", [](TinyModel& t) { t.layer(0).down.k++; }},
-      {"layer 0: down|a down of a negative format", [](TinyModel& t) { t.layer(0).down.format = -1; }},
+      {"layer 0: output|an output of a negative format", [](TinyModel& t) { t.layer(0).output.format = -1; }},
       {"one scale|rows too wide for one scale",
-       [](TinyModel& t) { t.layer(0).down.k = 1 << 17, t.layer(0).down.format = RL_Q8_C; }},
-      {"norm|no attention norm", [](TinyModel& t) { t.layer(0).attn_norm = nullptr; }},
-      {"norm|no ffn norm", [](TinyModel& t) { t.layer(0).ffn_norm = nullptr; }},
-      {"norm|one head norm of two", [](TinyModel& t) { t.layer(0).q_norm = t.decoder.final_norm, t.layer(0).k_norm = nullptr; }},
+       [](TinyModel& t) { t.layer(0).output.k = 1 << 17, t.layer(0).output.format = RL_Q8_C; }},
+      {"norm|no such norm", [](TinyModel& t) { t.decoder.norm_kind = 2; }},
+      {"attn_norm|a bias of RMSNorm",
+       [](TinyModel& t) { t.decoder.norm_kind = RL_RMS_NORM, t.layer(0).attn_norm = {t.decoder.final_norm.weight, t.decoder.final_norm.weight}, t.decoder.final_norm.bias = nullptr; }},
+      {"post_ffn_norm|a norm's bias without its weight",
+       [](TinyModel& t) { t.decoder.norm_kind = RL_LAYER_NORM, t.layer(0).post_ffn_norm = {nullptr, t.decoder.final_norm.weight}; }},
+      {"norm|one head norm of two",
+       [](TinyModel& t) { t.layer(0).qk_norm = RL_QK_NORM_HEAD, t.layer(0).q_norm = t.decoder.final_norm.weight, t.layer(0).k_norm = nullptr; }},
+      {"qk_norm|no such norm of heads", [](TinyModel& t) { t.layer(0).qk_norm = 3; }},
+      {"qk_norm|a norm of heads that is not asked for",
+       [](TinyModel& t) { t.layer(0).qk_norm = RL_QK_PLAIN, t.layer(0).q_norm = t.layer(0).k_norm = t.decoder.final_norm.weight; }},
+      {"positions|too few positions", [](TinyModel& t) { t.decoder.positions = t.decoder.embedding, t.decoder.positions.n = 199; }},
+      {"positions|narrow positions", [](TinyModel& t) { t.decoder.positions = t.decoder.embedding, t.decoder.positions.k++; }},
+      {"window|chunks without a window", [](TinyModel& t) { t.layer(0).window = 0, t.layer(0).chunked = 1; }},
+      {"FFN|no such FFN", [](TinyModel& t) { t.layer(0).ffn_kind = 3; }},
+      {"FFN size|an FFN of no size", [](TinyModel& t) { t.layer(0).ffn_kind = RL_FFN_GATED, t.layer(0).ffn = 0; }},
+      {"FFN size|a negative FFN", [](TinyModel& t) { t.layer(0).ffn = -1; }},
       {"rotary|an odd rotary size", [](TinyModel& t) { t.layer(0).rotary_dim = 3; }},
       {"rotary|a rotary size beyond the head", [](TinyModel& t) { t.layer(0).rotary_dim = t.decoder.head_dim + 2; }},
       {"rotary|a negative rotary size", [](TinyModel& t) { t.layer(0).rotary_dim = -2; }},
@@ -67,6 +78,57 @@ void tables_that_do_not_fit_are_refused() {
   for (const auto& [text, spoil] : cases) {
     const std::string both = text;
     refused_model(both.substr(both.find('|') + 1).c_str(), spoil, both.substr(0, both.find('|')).c_str());
+  }
+}
+
+// The first layer with this FFN, of the first seeds that have one.
+void refused_ffn(const char* what, int kind, const std::function<void(rl_layer&)>& spoil, const char* words) {
+  int found = 0;
+  for (uint64_t seed = 1; seed <= 60 && found < 3; seed++) {
+    TinyModel tiny(seed, kAnyFormat, RL_KV_BF16, true);
+    rl_layer* layer = nullptr;
+    for (int i = 0; i < tiny.decoder.num_layers && !layer; i++)
+      if (tiny.layer(i).ffn_kind == kind && tiny.layer(i).ffn) layer = &tiny.layer(i);
+    if (!layer) continue;
+    found++;
+    spoil(*layer);
+    about("an FFN with %s, seed %d", what, int(seed));
+    CHECK(rl_model_create(&tiny.decoder, isa.c_str(), 2) == nullptr);
+    if (!CHECK(std::string(rl_last_error()).find(words) != std::string::npos)) std::fprintf(stderr, "  the reason was: %s\n", rl_last_error());
+  }
+  CHECK(found > 0);
+}
+
+void ffns_that_do_not_fit_are_refused() {
+  for (int kind : {RL_FFN_GATED, RL_FFN_PLAIN, RL_FFN_EXPERTS}) {
+    refused_ffn("an unpadded gate_up", kind, [](rl_layer& l) { l.gate_up.n--; }, "gate_up");
+    refused_ffn("a wide down", kind, [](rl_layer& l) { l.down.k++; }, "down");
+    refused_ffn("a down of a negative format", kind, [](rl_layer& l) { l.down.format = -1; }, "down");
+    refused_ffn("another size", kind, [](rl_layer& l) { l.ffn += 33; }, "gate_up");
+  }
+  const std::pair<const char*, std::function<void(rl_experts&)>> cases[] = {
+      {"size|no experts", [](rl_experts& e) { e.num = 0; }},
+      {"size|too many experts", [](rl_experts& e) { e.num = kHuge; }},
+      {"size|experts of no size", [](rl_experts& e) { e.size = 0; }},
+      {"size|no groups", [](rl_experts& e) { e.groups = 0; }},
+      {"size|no experts for a token", [](rl_experts& e) { e.per_token = -1; }},
+      {"cannot use|more experts for a token than there are", [](rl_experts& e) { e.per_token = e.num + 1; }},
+      {"evenly|uneven groups", [](rl_experts& e) { e.groups = e.num + 1; }},
+      {"groups|more best groups than groups", [](rl_experts& e) { e.top_groups = e.groups + 1; }},
+      {"too few|groups of too few experts", [](rl_experts& e) { e.groups = e.num, e.top_groups = 1, e.per_token = 2; }},
+      {"scores|no such scores", [](rl_experts& e) { e.scores = 2; }},
+      {"clamp|a negative clamp", [](rl_experts& e) { e.clamp = -1; }},
+      {"clamp|a clamp that is no number", [](rl_experts& e) { e.clamp = std::numeric_limits<float>::quiet_NaN(); }},
+      {"router|a short router", [](rl_experts& e) { e.router.n--; }},
+      {"router|a router without its shared gate", [](rl_experts& e) { e.shared_gate = !e.shared_gate; }},
+      {"gate_up|one expert's gate_up too few", [](rl_experts& e) { e.gate_up.n -= 2 * round_to(e.size, 16); }},
+      {"down|no data for down", [](rl_experts& e) { e.down.data = nullptr; }},
+      {"down|a wide down of experts", [](rl_experts& e) { e.down.k++; }},
+  };
+  for (const auto& [text, spoil] : cases) {
+    const std::string both = text;
+    refused_ffn(both.substr(both.find('|') + 1).c_str(), RL_FFN_EXPERTS,
+                [&](rl_layer& l) { spoil(l.experts); }, both.substr(0, both.find('|')).c_str());
   }
 }
 
@@ -189,6 +251,7 @@ void blocks_that_are_none_are_not_copied() {
 int main() {
   isa = isa_under_test();
   tables_that_do_not_fit_are_refused();
+  ffns_that_do_not_fit_are_refused();
   more_memory_than_there_is_is_refused();
   an_instruction_set_that_is_none_is_refused();
   steps_that_make_no_sense_are_refused_and_change_nothing();

@@ -43,15 +43,39 @@ void a_norm_divides_by_the_root_of_the_mean_square(const Kernels& kernels) {
       }
 }
 
-void a_sum_of_rows_is_rounded_once(const Kernels& kernels) {
+// Rows end where they end: nothing beyond them is read or written. With no bias none is added.
+void a_layer_norm_centres_and_divides(const Kernels& kernels) {
+  for (int n : kSizes)
+    for (bool biased : {true, false}) {
+      about("%d values, bias %d", n, biased);
+      Random random{uint64_t(n)};
+      const std::vector<float> x = random_floats(random, n), weight = random_floats(random, n), bias = random_floats(random, n);
+      const Aligned<float> weights = exactly(weight), biases = exactly(bias);
+      Aligned<float> out = exactly(x);
+      kernels.layer_norm(out.data(), weights.data(), biased ? biases.data() : nullptr, 1e-5f, n, out.data());
+      double mean = 0, squares = 0;
+      for (float value : x) mean += double(value) / n;
+      for (float value : x) squares += (value - mean) * (value - mean);
+      const double inverse = 1 / std::sqrt(squares / n + 1e-5);
+      for (int i = 0; i < n; i++) {
+        const double normed = (x[i] - mean) * inverse * weight[i], added = biased ? bias[i] : 0.0;
+        CHECK_NEAR(out[i], normed + added, (n + 8) * kUnit * (std::fabs(weight[i]) * (1 + inverse) * 4 + std::fabs(added)));
+      }
+    }
+}
+
+void a_scaled_sum_of_rows_is_rounded_once(const Kernels& kernels) {
   for (int n : kSizes) {
     about("%d values", n);
     Random random{uint64_t(n)};
     const std::vector<float> x = random_floats(random, n), y = random_floats(random, n);
     const Aligned<float> from = exactly(x);
-    Aligned<float> out = exactly(y);
-    kernels.add_rows(from.data(), n, out.data());
-    for (int i = 0; i < n; i++) CHECK(same_bits(out[i], x[i] + y[i]));
+    for (float scale : {1.0f, 0.3f}) {
+      Aligned<float> out = exactly(y);
+      kernels.add_scaled(from.data(), scale, n, out.data());
+      for (int i = 0; i < n; i++) CHECK_NEAR(out[i], double(scale) * x[i] + y[i], 2 * kUnit * std::fabs(double(scale) * x[i] + y[i]) + 1e-12);
+      for (int i = 0; i < n && scale == 1.0f; i++) CHECK(same_bits(out[i], x[i] + y[i]));
+    }
   }
 }
 
@@ -92,8 +116,18 @@ std::vector<float> telling_numbers(int count) {
 
 // The exponential is good to 2e-7; the quotients and products after it add three roundings. A GELU's tanh is near -1 for
 // negative inputs, where 1 + tanh keeps the absolute error only. Beyond exp(-87) both count as zero.
+double activated(int activation, double x) {
+  const double inner = std::sqrt(2 / 3.14159265358979323846) * (x + 0.044715 * x * x * x);
+  switch (activation) {
+    case RL_SILU: return x / (1 + std::exp(-x));
+    case RL_GELU_TANH: return 0.5 * x * (1 + std::tanh(inner));
+    case RL_GELU_ERF: return 0.5 * x * std::erfc(-x / std::sqrt(2.0));
+    default: return std::max(0.0, x);
+  }
+}
+
 void a_gate_is_its_activation_times_up(const Kernels& kernels) {
-  for (int activation : {RL_SILU, RL_GELU_TANH})
+  for (int activation : {RL_SILU, RL_GELU_TANH, RL_GELU_ERF, RL_RELU})
     for (int n : {16, 32, 48, 256, 1024}) {
       const std::vector<float> x = telling_numbers(n);
       Random random;
@@ -104,12 +138,34 @@ void a_gate_is_its_activation_times_up(const Kernels& kernels) {
       for (int i = 0; i < n; i++) {
         about("activation %d of %g times %g", activation, x[i], up[i]);
         const double g = x[i], u = up[i];
-        const double inner = std::sqrt(2 / 3.14159265358979323846) * (g + 0.044715 * g * g * g);
-        const double expected = activation == RL_SILU ? g / (1 + std::exp(-g)) * u : 0.5 * g * (1 + std::tanh(inner)) * u;
+        const double expected = activated(activation, g) * u;
         CHECK_NEAR(out[i], expected, activation == RL_SILU ? 5e-7 * std::fabs(expected) + 1e-37 * std::fabs(g * u) + 1e-44
                                                            : 5e-7 * std::fabs(g * u) + 1e-44);
       }
+      Aligned<float> alone = exactly(x);
+      kernels.activate(activation, alone.data(), n);
+      for (int i = 0; i < n; i++) {
+        about("activation %d of %g", activation, x[i]);
+        CHECK_NEAR(alone[i] * double(up[i]), out[i], 2 * kUnit * std::fabs(double(out[i])) + 1e-44);
+      }
     }
+}
+
+void a_clamped_gate_limits_both_and_adds_one(const Kernels& kernels) {
+  for (float limit : {0.5f, 7.0f}) {
+    const std::vector<float> x = telling_numbers(256);
+    Random random;
+    const std::vector<float> up = random_floats(random, x.size(), 4.0f);
+    const Aligned<float> gates = exactly(x), ups = exactly(up);
+    Aligned<float> out(x.size());
+    kernels.gate_clamped(limit, gates.data(), ups.data(), int(x.size()), out.data());
+    for (size_t i = 0; i < x.size(); i++) {
+      about("%g and %g within %g", x[i], up[i], limit);
+      const double g = std::min(x[i], limit), u = std::max(-limit, std::min(up[i], limit)) + 1.0;
+      const double expected = g / (1 + std::exp(-1.702 * g)) * u;
+      CHECK_NEAR(out[i], expected, 1e-6 * std::fabs(expected) + 1e-6 * std::fabs(g) * kUnit + 1e-30);
+    }
+  }
 }
 
 void a_cap_bends_values_towards_it_and_touches_no_others(const Kernels& kernels) {
@@ -138,7 +194,13 @@ void a_nan_stays_a_nan(const Kernels& kernels) {
       Aligned<float> out = exactly(x);
       kernels.softcap(out.data(), n, 30.0f);
       for (int i = 0; i < n; i++) CHECK(std::isnan(out[i]) == (i == at));
-      for (int activation : {RL_SILU, RL_GELU_TANH}) {
+      kernels.layer_norm(x.data(), ones.data(), nullptr, 1e-6f, n, out.data());
+      for (int i = 0; i < n; i++) CHECK(std::isnan(out[i]));
+      kernels.gate_clamped(7.0f, x.data(), ones.data(), n, out.data());
+      for (int i = 0; i < n; i++) CHECK(std::isnan(out[i]) == (i == at));
+      kernels.gate_clamped(7.0f, ones.data(), x.data(), n, out.data());
+      for (int i = 0; i < n; i++) CHECK(std::isnan(out[i]) == (i == at));
+      for (int activation : {RL_SILU, RL_GELU_TANH, RL_GELU_ERF, RL_RELU}) {
         kernels.gate(activation, x.data(), ones.data(), n, out.data());
         for (int i = 0; i < n; i++) CHECK(std::isnan(out[i]) == (i == at));
         kernels.gate(activation, ones.data(), x.data(), n, out.data());
@@ -154,9 +216,11 @@ void a_nan_stays_a_nan(const Kernels& kernels) {
 int main() {
   const Kernels& kernels = *ridgeline::find_kernels(isa_under_test());
   a_norm_divides_by_the_root_of_the_mean_square(kernels);
-  a_sum_of_rows_is_rounded_once(kernels);
+  a_layer_norm_centres_and_divides(kernels);
+  a_scaled_sum_of_rows_is_rounded_once(kernels);
   a_head_turns_by_its_angles_and_the_rest_of_it_stays(kernels);
   a_gate_is_its_activation_times_up(kernels);
+  a_clamped_gate_limits_both_and_adds_one(kernels);
   a_cap_bends_values_towards_it_and_touches_no_others(kernels);
   a_nan_stays_a_nan(kernels);
   return report();

@@ -14,22 +14,24 @@ inline int round_to(int value, int multiple) { return (value + multiple - 1) / m
 // A decoder's table and weights. Everything a family may or may not have is drawn by lot from the seed.
 class TinyModel {
  public:
-  TinyModel(uint64_t seed_, int format, int kv_format, bool deterministic) : seed(seed_), random_(seed_), format_(format) {
+  // all_experts: every token uses every expert, for comparisons in which rounding may change a close choice.
+  TinyModel(uint64_t seed_, int format, int kv_format, bool deterministic, bool all_experts = false)
+      : seed(seed_), random_(seed_), format_(format), all_experts_(all_experts) {
     decoder = {};
-    decoder.hidden = random_.integer(9, 100), decoder.vocab = random_.integer(20, 90), decoder.ffn = random_.integer(7, 110);
+    decoder.hidden = random_.integer(9, 100), decoder.vocab = random_.integer(20, 90);
     decoder.kv_heads = random_.integer(1, 3), decoder.heads = decoder.kv_heads * random_.integer(1, 4);
     decoder.head_dim = 2 * random_.integer(2, 20);
     decoder.num_layers = random_.integer(1, 3), decoder.max_context = 200, decoder.num_blocks = 60;
-    decoder.max_step_tokens = 64, decoder.activation = one_in(2) ? RL_SILU : RL_GELU_TANH;
-    decoder.kv_format = kv_format, decoder.deterministic = deterministic;
+    decoder.max_step_tokens = 64, decoder.kv_format = kv_format, decoder.deterministic = deterministic;
+    decoder.norm_kind = one_in(3) ? RL_LAYER_NORM : RL_RMS_NORM, norm_biases_ = decoder.norm_kind == RL_LAYER_NORM && one_in(2);
     decoder.norm_eps = 1e-5f, decoder.embedding_scale = one_in(3) ? 1.5f : 1.0f;
-    decoder.attention_scale = 1.0f / std::sqrt(float(decoder.head_dim));
-    decoder.attention_softcap = one_in(3) ? 5.0f : 0.0f, decoder.logit_softcap = one_in(3) ? 4.0f : 0.0f;
+    decoder.residual_scale = one_in(3) ? 0.7f : 1.0f, decoder.logit_scale = one_in(3) ? 0.5f : 1.0f;
+    decoder.logit_softcap = one_in(3) ? 4.0f : 0.0f;
     decoder.embedding = matrix(decoder.vocab, decoder.hidden, false);
+    if (one_in(3)) decoder.positions = matrix(decoder.max_context + random_.integer(0, 9), decoder.hidden, false);
     decoder.lm_head = one_in(2) ? decoder.embedding : matrix(decoder.vocab, decoder.hidden, one_in(3));
-    decoder.final_norm = norm(decoder.hidden);
-    const bool biases = one_in(2), head_norms = one_in(2), post_norms = one_in(2);
-    for (int i = 0; i < decoder.num_layers; i++) layers_.push_back(make_layer(biases, head_norms, post_norms));
+    decoder.final_norm = norm();
+    for (int i = 0; i < decoder.num_layers; i++) layers_.push_back(make_layer());
     decoder.layers = layers_.data();
   }
   TinyModel(const TinyModel&) = delete;
@@ -71,25 +73,38 @@ class TinyModel {
     floats_.push_back(std::move(values));
     return floats_.back().data();
   }
-  const float* norm(int n) {
+  const float* norm_weights(int n) {
     std::vector<float> weights = random_floats(random_, n, 0.2f);
     for (float& weight : weights) weight += 1.0f;
     return keep(std::move(weights));
   }
+  rl_norm norm() {
+    return {norm_weights(decoder.hidden), norm_biases_ ? keep(random_floats(random_, decoder.hidden, 0.2f)) : nullptr};
+  }
+  // Panels of 16 gate and 16 up rows alternate; rows beyond the size are zero.
+  rl_matrix gate_up(int size, int count, bool bias) {
+    const int each = 2 * round_to(size, 16);
+    return packed_matrix(count * each, decoder.hidden, bias, [&](int row) { return row % each / 32 * 16 + row % 16 < size; });
+  }
 
-  rl_layer make_layer(bool biases, bool head_norms, bool post_norms) {
+  rl_layer make_layer() {
     const rl_decoder& d = decoder;
+    const bool biases = one_in(2);
     rl_layer l{};
     l.qkv = matrix((d.heads + 2 * d.kv_heads) * d.head_dim, d.hidden, biases);
     l.output = matrix(d.hidden, d.heads * d.head_dim, biases && one_in(2));
-    l.gate_up = packed_matrix(2 * round_to(d.ffn, 16), d.hidden, biases && one_in(2),
-                              [&](int row) { return row / 32 * 16 + row % 16 < d.ffn; });
-    l.down = matrix(d.hidden, d.ffn, biases && one_in(2));
-    l.attn_norm = norm(d.hidden), l.ffn_norm = norm(d.hidden);
-    if (head_norms) l.q_norm = norm(d.head_dim), l.k_norm = norm(d.head_dim);
-    if (post_norms) l.post_attn_norm = norm(d.hidden), l.post_ffn_norm = norm(d.hidden);
+    l.parallel = one_in(4);
+    const bool before = !one_in(5);
+    if (before) l.attn_norm = norm(), l.ffn_norm = l.parallel && one_in(2) ? l.attn_norm : norm();
+    if (!before || one_in(2)) l.post_attn_norm = norm(), l.post_ffn_norm = norm();
+    l.qk_norm = random_.integer(RL_QK_PLAIN, RL_QK_NORM_PROJECTION);
+    const bool whole = l.qk_norm == RL_QK_NORM_PROJECTION;
+    if (l.qk_norm != RL_QK_PLAIN)
+      l.q_norm = norm_weights(d.head_dim * (whole ? d.heads : 1)), l.k_norm = norm_weights(d.head_dim * (whole ? d.kv_heads : 1));
+    if (one_in(3)) l.sinks = keep(random_floats(random_, d.heads, 1.0f));
+    l.attention_scale = 1.0f / std::sqrt(float(d.head_dim)), l.attention_softcap = one_in(3) ? 5.0f : 0.0f;
     l.rotary_dim = one_in(3) ? 2 * random_.integer(0, d.head_dim / 2) : d.head_dim;
-    l.window = one_in(3) ? random_.integer(1, 40) : 0;
+    l.window = one_in(3) ? random_.integer(1, 40) : 0, l.chunked = l.window && one_in(2);
     std::vector<float> cosine, sine;
     for (int position = 0; position < d.max_context; position++)
       for (int i = 0; i < l.rotary_dim / 2; i++) {
@@ -97,11 +112,38 @@ class TinyModel {
         cosine.push_back(float(std::cos(angle))), sine.push_back(float(std::sin(angle)));
       }
     l.cosine = keep(std::move(cosine)), l.sine = keep(std::move(sine));
+    l.ffn_kind = random_.integer(RL_FFN_GATED, RL_FFN_EXPERTS), l.activation = random_.integer(RL_SILU, RL_RELU);
+    l.ffn = l.ffn_kind == RL_FFN_EXPERTS && one_in(2) ? 0 : random_.integer(7, 110);
+    if (l.ffn) {
+      const bool bias = biases && one_in(2);
+      l.gate_up = l.ffn_kind == RL_FFN_PLAIN ? matrix(l.ffn, d.hidden, bias) : gate_up(l.ffn, 1, bias);
+      l.down = matrix(d.hidden, l.ffn, biases && one_in(2));
+    }
+    if (l.ffn_kind == RL_FFN_EXPERTS) l.experts = make_experts(l.ffn && one_in(2));
     return l;
+  }
+
+  rl_experts make_experts(bool shared_gate) {
+    const rl_decoder& d = decoder;
+    rl_experts e{};
+    e.groups = one_in(2) ? 1 : random_.integer(2, 3), e.top_groups = all_experts_ ? e.groups : random_.integer(1, e.groups);
+    e.num = e.groups * random_.integer(1, 6);
+    e.per_token = all_experts_ ? e.num : random_.integer(1, e.top_groups * (e.num / e.groups));
+    e.size = random_.integer(7, 70), e.shared_gate = shared_gate;
+    e.scores = one_in(2) ? RL_SOFTMAX : RL_SIGMOID, e.normalized = one_in(2), e.scales_input = one_in(3);
+    e.scale = one_in(2) ? 1.0f : 1.7f, e.clamp = one_in(3) ? 1.5f : 0.0f;
+    e.router = matrix(e.num + shared_gate, d.hidden, one_in(2));
+    if (one_in(2)) e.choice_bias = keep(random_floats(random_, e.num, 0.3f));
+    e.gate_up = gate_up(e.size, e.num, one_in(2));
+    const int each = round_to(d.hidden, 16);
+    e.down = packed_matrix(e.num * each, e.size, one_in(2), [&](int row) { return row % each < d.hidden; });
+    return e;
   }
 
   Random random_;
   const int format_;
+  const bool all_experts_;
+  bool norm_biases_ = false;
   std::deque<Packed> packed_;
   std::deque<std::vector<float>> floats_;
   std::vector<rl_layer> layers_;

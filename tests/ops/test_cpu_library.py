@@ -14,12 +14,14 @@ import numpy as np
 import pytest
 
 from ridgeline.ops.cpu import interface, library
-from ridgeline.ops.cpu.library import Format, NativeDecoder, NativeError, PackedMatrix
+from ridgeline.ops.cpu.library import Format, NativeDecoder, NativeError, NormTable, PackedMatrix
 from tests.ops.tiny_decoder import floats, ints, tiny_table
 
 HEADER = Path(__file__).parents[2] / "native/include/ridgeline_native.h"
 STRUCTS = {
     "rl_matrix": interface.CMatrix,
+    "rl_norm": interface.CNorm,
+    "rl_experts": interface.CExperts,
     "rl_layer": interface.CLayer,
     "rl_decoder": interface.CDecoder,
     "rl_step": interface.CStep,
@@ -280,12 +282,12 @@ def test_a_step_whose_arrays_are_not_as_long_as_they_say_is_refused() -> None:
 def test_a_decoder_whose_tables_do_not_fit_its_shape_is_refused() -> None:
     table = tiny_table()
     with pytest.raises(NativeError, match="final_norm"):
-        NativeDecoder(replace(table, final_norm=np.ones(31, np.float32)), threads=1)
+        NativeDecoder(replace(table, final_norm=NormTable(np.ones(31, np.float32))), threads=1)
     short = replace(table.layers[0], cosine=table.layers[0].cosine[:63])
     with pytest.raises(NativeError, match="cosine"):
         NativeDecoder(replace(table, layers=[short]), threads=1)
     with pytest.raises(NativeError, match="could not create this model"):
-        NativeDecoder(replace(table, ffn=64), threads=1)
+        NativeDecoder(replace(table, layers=[replace(table.layers[0], ffn=64)]), threads=1)
 
 
 def test_a_closed_decoder_says_so() -> None:

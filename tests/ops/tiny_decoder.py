@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from ridgeline.ops.cpu import library
-from ridgeline.ops.cpu.library import DecoderTable, Format, LayerTable
+from ridgeline.ops.cpu.library import DecoderTable, Format, LayerTable, NormTable
 
 
 def floats(*shape: int, seed: int = 0) -> library.Floats:
@@ -22,8 +22,10 @@ def tiny_table() -> DecoderTable:
         output=library.pack_float(Format.F32, floats(32, 32, seed=2)),
         gate_up=library.pack_float(Format.F32, floats(96, 32, seed=3)),
         down=library.pack_float(Format.F32, floats(32, 48, seed=4)),
-        attn_norm=ones,
-        ffn_norm=ones,
+        ffn=48,
+        attention_scale=0.25,
+        attn_norm=NormTable(ones),
+        ffn_norm=NormTable(ones),
         cosine=np.cos(angles),
         sine=np.sin(angles),
         rotary_dim=16,
@@ -33,15 +35,12 @@ def tiny_table() -> DecoderTable:
         heads=2,
         kv_heads=1,
         head_dim=16,
-        ffn=48,
         vocab=40,
         max_context=64,
-        activation=library.Activation.SILU,
         norm_eps=1e-5,
-        attention_scale=0.25,
         embedding=embedding,
         lm_head=embedding,
-        final_norm=ones,
+        final_norm=NormTable(ones),
         layers=[layer],
         num_blocks=8,
         max_step_tokens=32,

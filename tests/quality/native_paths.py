@@ -212,8 +212,8 @@ def with_matrices(table: DecoderTable, format_of: Callable[[PackedMatrix], Forma
             old,
             qkv=packed(old.qkv),
             output=packed(old.output),
-            gate_up=packed(old.gate_up),
-            down=packed(old.down),
+            gate_up=None if old.gate_up is None else packed(old.gate_up),
+            down=None if old.down is None else packed(old.down),
         )
 
     embedding = packed(table.embedding)

@@ -265,7 +265,7 @@ inline void begin_rows(const KvHead& kv, const AttentionRow* rows, int count, At
   for (int r = 0; r < count; r++) {
     *first = std::min(*first, rows[r].first), *last = std::max(*last, rows[r].last);
     prepare_query<kKv>(rows[r].query, kv.head_dim, s, r);
-    s.most[r] = kNothing, s.total[r] = 0.0f;
+    s.most[r] = rows[r].sink, s.total[r] = rows[r].sink == kNothing ? 0.0f : 1.0f;
     std::memset(s.out[r], 0, size_t(kv.head_dim) * 4);
   }
 }

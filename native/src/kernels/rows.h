@@ -1,7 +1,7 @@
 // What is computed row by row between the matrix products: norms, rotary embedding, gates, caps; and
 // the best of the logits after them. All in float.
 #pragma once
-#include "simd.h"
+#include "activations.h"
 #include "../kernels.h"
 
 namespace {
@@ -34,22 +34,64 @@ inline void rms_norm(const float* x, const float* weight, float eps, int n, floa
     store_some(out + i, mul(mul(load_some(x + i, n - i), inverse), load_some(weight + i, n - i)), n - i);
 }
 
-inline void add_rows(const float* x, int n, float* out) {
-  for (int i = 0; i < n; i += kLanes) store_some(out + i, add(load_some(out + i, n - i), load_some(x + i, n - i)), n - i);
+inline void layer_norm(const float* x, const float* weight, const float* bias, float eps, int n, float* out) {
+  F total = zero();
+  for (int i = 0; i < n; i += kLanes) total = add(total, load_some(x + i, n - i));
+  const float mean = sum(total) / float(n);
+  F squares = zero();
+  for (int i = 0; i < n; i += kLanes) {
+    alignas(64) float lanes[kLanes];
+    store(lanes, sub(load_some(x + i, n - i), set(mean)));
+    const F off = load_some(lanes, n - i);  // lanes beyond the row are no part of the variance
+    squares = fma(off, off, squares);
+  }
+  const F inverse = set(1.0f / std::sqrt(sum(squares) / float(n) + eps)), shift = set(-mean);
+  for (int i = 0; i < n; i += kLanes) {
+    const F normed = mul(add(load_some(x + i, n - i), shift), inverse), w = load_some(weight + i, n - i);
+    store_some(out + i, bias ? fma(normed, w, load_some(bias + i, n - i)) : mul(normed, w), n - i);
+  }
+}
+
+inline void add_scaled(const float* x, float scale, int n, float* out) {
+  for (int i = 0; i < n; i += kLanes)
+    store_some(out + i, fma(load_some(x + i, n - i), set(scale), load_some(out + i, n - i)), n - i);
+}
+
+template <typename Activation>
+inline void gate_with(const Activation& activation, const float* gates, const float* ups, int n, float* out) {
+  for (int i = 0; i < n; i += kLanes) store(out + i, mul(activation(load(gates + i)), load(ups + i)));
 }
 
 // activation(gate) · up
 inline void gate(int activation, const float* gates, const float* ups, int n, float* out) {
+  switch (activation) {
+    case RL_SILU: return gate_with(silu, gates, ups, n, out);
+    case RL_GELU_TANH: return gate_with(gelu_tanh, gates, ups, n, out);
+    case RL_GELU_ERF: return gate_with(gelu_erf, gates, ups, n, out);
+    default: return gate_with(relu, gates, ups, n, out);
+  }
+}
+
+inline F at_most(F x, float limit) { return sub(zero(), max(set(-limit), sub(zero(), x))); }  // a NaN stays one
+
+inline void gate_clamped(float limit, const float* gates, const float* ups, int n, float* out) {
   for (int i = 0; i < n; i += kLanes) {
-    const F x = load(gates + i);
-    F active;
-    if (activation == RL_SILU) {
-      active = mul(x, sigmoid(x));
-    } else {  // 0.5 · x · (1 + tanh(√(2/π) · (x + 0.044715 · x³)))
-      const F inner = mul(set(0.7978845608028654f), fma(mul(mul(x, x), x), set(0.044715f), x));
-      active = mul(mul(set(0.5f), x), add(set(1.0f), tanh_of(inner)));
-    }
-    store(out + i, mul(active, load(ups + i)));
+    const F g = at_most(load(gates + i), limit), u = max(set(-limit), at_most(load(ups + i), limit));
+    store(out + i, mul(mul(g, sigmoid(mul(g, set(1.702f)))), add(u, set(1.0f))));
+  }
+}
+
+template <typename Activation>
+inline void activate_with(const Activation& activation, float* x, int n) {
+  for (int i = 0; i < n; i += kLanes) store(x + i, activation(load(x + i)));
+}
+
+inline void activate(int activation, float* x, int n) {
+  switch (activation) {
+    case RL_SILU: return activate_with(silu, x, n);
+    case RL_GELU_TANH: return activate_with(gelu_tanh, x, n);
+    case RL_GELU_ERF: return activate_with(gelu_erf, x, n);
+    default: return activate_with(relu, x, n);
   }
 }
 

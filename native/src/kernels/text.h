@@ -1,36 +1,10 @@
-// What an encoder computes beside its dense layers: layer norm, and attention of a text's tokens to all of them.
+// What an encoder computes beside its dense layers and norms: attention of a text's tokens to all of them.
 #pragma once
 #include "dense.h"
 
 namespace {
 
 using ridgeline::TextAttention;
-
-// The n values of a row, the last vector filled up with `rest`.
-template <typename Work>
-inline void each_vector(const float* x, int n, float rest, const Work& work) {
-  int i = 0;
-  for (; i + kLanes <= n; i += kLanes) work(i, load(x + i));
-  if (i == n) return;
-  alignas(64) float last[kLanes];
-  for (int lane = 0; lane < kLanes; lane++) last[lane] = i + lane < n ? x[i + lane] : rest;
-  work(i, load(last));
-}
-
-// Rows have room up to a multiple of 16; x and out may be the same.
-inline void layer_norm(const float* x, const float* weight, const float* bias, float eps, int n, float* out) {
-  F total = zero();
-  each_vector(x, n, 0.0f, [&](int, F value) { total = add(total, value); });
-  const float mean = sum(total) / float(n);
-  F squares = zero();
-  each_vector(x, n, mean, [&](int, F value) {
-    const F off = sub(value, set(mean));
-    squares = fma(off, off, squares);
-  });
-  const F inverse = set(1.0f / std::sqrt(sum(squares) / float(n) + eps)), shift = set(-mean);
-  for (int i = 0; i < n; i += kLanes)
-    store(out + i, fma(mul(add(load(x + i), shift), inverse), load(weight + i), load(bias + i)));
-}
 
 // Scores of one query to all tokens, `n` of them, become probabilities; what lies up to `padded` becomes 0.
 inline void softmax(float* scores, int n, int padded) {

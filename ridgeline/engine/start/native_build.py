@@ -20,6 +20,7 @@ from ridgeline.engine.run.sampler import Sampler
 from ridgeline.engine.start.loading import Loaded, Progress, StepSizes
 from ridgeline.engine.start.memory import Footprint, MemoryPlan
 from ridgeline.models.spec.cache_layout import CacheElement, CacheLayout
+from ridgeline.models.spec.ffn import Experts
 from ridgeline.models.spec.model_spec import ModelSpec
 from ridgeline.models.weights.packed import PackedDecoder, PackedPlan, plan_packed
 from ridgeline.ops.cpu.library import (
@@ -59,10 +60,11 @@ class NativeBuild:
 
     def footprint(self, sizes: StepSizes) -> Footprint:
         """Step buffers are float32: residual, branch, q, k and v, attention, the gated FFN, and inputs in the
-        kernels' format. Logits: one row per running sequence, or per token of a scored prompt."""
+        kernels' format; of experts besides their inputs, inner values and outputs. Logits: one row per running
+        sequence, or per token of a scored prompt."""
         spec = self._spec
         heads = spec.head_dim * (2 * spec.num_heads + 2 * spec.num_kv_heads)
-        per_token = 3 * spec.hidden_size + heads + 3 * spec.ffn_size
+        per_token = 3 * spec.hidden_size + heads + 3 * spec.ffn_size + expert_floats_per_token(spec)
         logit_rows = max(sizes.max_running, sizes.step_tokens)
         return Footprint(
             weights_bytes=self.weights_bytes,
@@ -133,9 +135,20 @@ def stored_element(format: KvFormat) -> CacheElement:
     return CacheElement(KV_BYTES[format], scale_bytes=4 if format is KvFormat.INT8 else 0, multiple=PANEL)
 
 
+def expert_floats_per_token(spec: ModelSpec) -> int:
+    """Floats that a step's buffers hold for each of its tokens, for the experts that it chooses."""
+    most = 0
+    for ffn in {layer.ffn for layer in spec.layers}:
+        if isinstance(ffn, Experts):
+            inputs = 5 * max(spec.hidden_size, ffn.size) // 4  # a float, or two limbs of a byte each
+            chosen = ffn.per_token * (inputs + ffn.size + spec.hidden_size)
+            most = max(most, chosen + spec.hidden_size + 3 * (ffn.num + PANEL))
+    return most
+
+
 def units_for(packed: PackedDecoder) -> tuple[Peak, ...]:
     """The units that can multiply by most of these weights; the processor may lack the first."""
-    format = packed.matrix(0, "gate_up").format
+    format = packed.main_format
     if format is Format.F32:
         return (Peak.F32,)
     return (Peak.BF16, Peak.F32) if format is Format.BF16 else (Peak.INT8, Peak.F32)

@@ -98,12 +98,23 @@ def weight_bytes(built: BuiltEngine) -> dict[str, float]:
 
 
 def packed_bytes(table: DecoderTable) -> dict[str, float]:
+    """Experts count with the share that one token chooses."""
     layers = table.layers
+
+    def ffn(name: str) -> float:
+        total = 0.0
+        for layer in layers:
+            dense, experts = getattr(layer, name), layer.experts
+            total += 0 if dense is None else dense.data.nbytes
+            if experts is not None:
+                total += getattr(experts, name).data.nbytes * experts.per_token / experts.num
+        return total
+
     return {
         "qkv": sum(layer.qkv.data.nbytes for layer in layers),
         "output": sum(layer.output.data.nbytes for layer in layers),
-        "gate_up": sum(layer.gate_up.data.nbytes for layer in layers),
-        "down": sum(layer.down.data.nbytes for layer in layers),
+        "gate_up": ffn("gate_up"),
+        "down": ffn("down"),
         "lm_head": table.lm_head.data.nbytes,
     }
 

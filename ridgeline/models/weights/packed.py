@@ -12,23 +12,21 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from ridgeline.models.spec.coverage import refusal
-from ridgeline.models.spec.ffn import Dense
+from ridgeline.models.spec.ffn import Experts
 from ridgeline.models.spec.model_spec import ModelSpec
-from ridgeline.models.spec.rope_tables import rope_tables
 from ridgeline.models.weights import packed_cache
-from ridgeline.models.weights.packed_file import Header, PackedImage
+from ridgeline.models.weights.packed_file import Header, PackedImage, Section
 from ridgeline.models.weights.packed_formats import FORMAT_NAMES, POLICIES
 from ridgeline.models.weights.packed_plan import ROPE_DIVISORS, fused_tensors
+from ridgeline.models.weights.packed_table import decoder_table
 from ridgeline.ops.cpu.library import (
     GROUP_SIZE,
-    Activation,
     DecoderTable,
     Floats,
+    Format,
     KvFormat,
-    LayerTable,
     PackedMatrix,
 )
 
@@ -38,16 +36,14 @@ Progress = Callable[[int, int], None]
 
 MAX_HEAD_DIM = 256
 MAX_RAGGED_WIDTH = 1 << 14  # longer rows must be whole groups
-_ACTIVATIONS = {"silu": Activation.SILU, "gelu_tanh": Activation.GELU_TANH}
-_LAYER_MATRICES = ("qkv", "output", "gate_up", "down")
-_LAYER_NORMS = ("attn_norm", "ffn_norm", "q_norm", "k_norm", "post_attn_norm", "post_ffn_norm")
 
 
 def native_refusal(spec: ModelSpec) -> str | None:
     """Why the native library cannot compute this model; None if it can."""
     if (reason := refusal(spec, "native")) is not None:
         return reason
-    for width in (spec.hidden_size, spec.ffn_size, spec.num_heads * spec.head_dim):
+    experts = (layer.ffn.size for layer in spec.layers if isinstance(layer.ffn, Experts))
+    for width in (spec.hidden_size, spec.ffn_size, spec.num_heads * spec.head_dim, *experts):
         if width % GROUP_SIZE and width > MAX_RAGGED_WIDTH:
             return f"the native library needs rows of whole groups of {GROUP_SIZE} weights, not {width}"
     if spec.head_dim % 2 or spec.head_dim > MAX_HEAD_DIM:
@@ -70,18 +66,34 @@ class PackedDecoder:
 
     @property
     def bytes_per_step(self) -> int:
-        """The bytes read by a decode step: all except an embedding that is not also the head."""
-        skipped = () if self.spec.tied_embeddings else ("embedding",)
-        return sum(s.nbytes for s in self.image.header.sections if s.name not in skipped)
+        """The bytes read by a decode step of one sequence: all except an embedding that is not also the head,
+        learned positions, and the experts that a token does not choose."""
+        skipped = ("positions",) if self.spec.tied_embeddings else ("positions", "embedding")
+        return sum(self._read(s) for s in self.image.header.sections if s.name not in skipped)
+
+    def _read(self, section: Section) -> int:
+        if ".experts_" not in section.name:
+            return section.nbytes
+        ffn = self.spec.layers[int(section.name.split(".")[1])].ffn
+        assert isinstance(ffn, Experts)
+        return section.nbytes * ffn.per_token // ffn.num
 
     @property
     def bytes_by_format(self) -> dict[str, int]:
         """Bytes of matrices by the name of their format, largest first."""
-        counted: Counter[str] = Counter()
+        return {FORMAT_NAMES[format]: count for format, count in self._formats().most_common()}
+
+    @property
+    def main_format(self) -> Format:
+        """The format of most bytes."""
+        return self._formats().most_common(1)[0][0]
+
+    def _formats(self) -> Counter[Format]:
+        counted: Counter[Format] = Counter()
         for name in self._matrix_names():
             matrix = self.image.matrix(name)
-            counted[FORMAT_NAMES[matrix.format]] += matrix.data.nbytes
-        return dict(counted.most_common())
+            counted[matrix.format] += matrix.data.nbytes
+        return counted
 
     @property
     def embedding(self) -> PackedMatrix:
@@ -92,7 +104,7 @@ class PackedDecoder:
         return self.image.vector("final_norm")
 
     def matrix(self, layer: int, name: str) -> PackedMatrix:
-        """qkv, output, gate_up or down of a layer, with its bias."""
+        """A matrix of a layer by its name in the packed plan (qkv, output, gate_up, …), with its bias."""
         return self.image.matrix(f"layers.{layer}.{name}")
 
     def norm(self, layer: int, name: str) -> Floats | None:
@@ -108,51 +120,15 @@ class PackedDecoder:
         deterministic: bool = False,
     ) -> DecoderTable:
         """The whole decoder as the library's table."""
-        spec = self.spec
-        embedding = self.embedding
-        first, attention = spec.layers[0], spec.attentions[0]
-        assert isinstance(first.ffn, Dense)
-        rotations = rope_tables(spec, max_context, self.image.optional_vector(ROPE_DIVISORS))
-        layers = []
-        for index, mixer in enumerate(spec.attentions):
-            assert mixer.rope is not None
-            cosine, sine = rotations[mixer.rope]
-            layers.append(
-                LayerTable(
-                    **self._layer(index),
-                    cosine=cosine,
-                    sine=sine,
-                    rotary_dim=mixer.rope.dim,
-                    window=mixer.window or 0,
-                )
-            )
-        return DecoderTable(
-            hidden=spec.hidden_size,
-            heads=spec.num_heads,
-            kv_heads=spec.num_kv_heads,
-            head_dim=spec.head_dim,
-            ffn=spec.ffn_size,
-            vocab=spec.vocab_size,
+        return decoder_table(
+            self.spec,
+            self.image,
             max_context=max_context,
-            activation=_ACTIVATIONS[first.ffn.activation],
-            norm_eps=spec.norm.eps,
-            attention_scale=attention.scale,
-            embedding=embedding,
-            lm_head=embedding if spec.tied_embeddings else self.image.matrix("lm_head"),
-            final_norm=self.final_norm,
-            layers=layers,
             num_blocks=num_blocks,
             max_step_tokens=max_step_tokens,
             kv_format=kv_format,
             deterministic=deterministic,
-            embedding_scale=spec.embedding_scale,
-            attention_softcap=attention.softcap or 0.0,
-            logit_softcap=spec.logit_softcap or 0.0,
         )
-
-    def _layer(self, index: int) -> dict[str, Any]:
-        matrices = {name: self.matrix(index, name) for name in _LAYER_MATRICES}
-        return {**matrices, **{name: self.norm(index, name) for name in _LAYER_NORMS}}
 
     def _matrix_names(self) -> Iterator[str]:
         return (fused.name for fused in fused_tensors(self.spec) if fused.is_matrix)

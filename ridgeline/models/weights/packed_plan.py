@@ -1,7 +1,8 @@
 """The structure of a packed decoder: its matrices and vectors, and the tensor rows that each contains.
 
 Follows from the spec alone. q, k and v are one matrix; gate and up are one whose panels of 16 rows alternate,
-so that the kernel that multiplies them finds both halves of a product next to each other. Reads no files.
+so that the kernel that multiplies them finds both halves of a product next to each other. The matrices of all
+experts of a layer are one, each expert padded to whole panels. Reads no files.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ ROPE_DIVISORS = "rope_divisors"  # the only vector that is not a layer's tensor:
 Rows = NDArray[np.intp]
 
 _NAMES = {"embed": "embedding", "o": "output", "o_bias": "output_bias"}
+_JOINED = {"shared_scale": "router"}  # rows of another matrix: one product computes both
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,6 +32,7 @@ class Fused:
 
     name: str  # final_norm, layers.3.qkv, layers.3.qkv_bias, …
     parts: tuple[Piece, ...]
+    zero_rows: int = 0  # after the parts' rows
 
     @property
     def is_matrix(self) -> bool:
@@ -40,13 +43,19 @@ class Fused:
         return self.parts[0].layer is None
 
     @property
+    def is_router(self) -> bool:
+        """Computed in float32: a rounding error could choose other experts."""
+        return self.parts[0].field == "router"
+
+    @property
     def _alternates(self) -> bool:
-        return self.parts[0].field.startswith("gate_up")
+        return self.parts[0].field.removeprefix("experts_").startswith("gate_up")
 
     @property
     def n(self) -> int:
         rows = [piece.shape[0] for piece in self.parts]
-        return 2 * _round_up(rows[0]) if self._alternates else sum(rows)
+        padded = self._alternates or self.parts[0].expert is not None
+        return sum(_round_up(count) if padded else count for count in rows) + self.zero_rows
 
     @property
     def k(self) -> int:
@@ -59,24 +68,32 @@ class Fused:
         for piece in self.parts:
             indices.append(np.arange(piece.shape[0]) + first)
             first += piece.shape[0]
-        return _alternating(*indices) if self._alternates else np.concatenate(indices)
+        if self._alternates:
+            indices = [_alternating(*pair) for pair in zip(indices[::2], indices[1::2], strict=True)]
+        elif self.parts[0].expert is not None:
+            indices = [_padded(rows) for rows in indices]
+        return np.concatenate([*indices, np.full(self.zero_rows, PADDING)])
 
 
 def fused_tensors(spec: ModelSpec) -> Iterator[Fused]:
     """Every matrix and vector, in storage order, which is the order in which a step reads them."""
     groups: dict[tuple[int | None, str], list[Piece]] = {}
     for piece in pieces(spec):
-        groups.setdefault((piece.layer, piece.field), []).append(piece)
+        groups.setdefault((piece.layer, _JOINED.get(piece.field, piece.field)), []).append(piece)
     for (layer, field), parts in groups.items():
         name = _NAMES.get(field, field)
-        yield Fused(name if layer is None else f"layers.{layer}.{name}", tuple(parts))
+        more = len(groups[layer, "router"]) - 1 if field == "router_bias" else 0
+        yield Fused(name if layer is None else f"layers.{layer}.{name}", tuple(parts), more)
 
 
 def _alternating(gate: Rows, up: Rows) -> Rows:
     """16 gate rows, 16 up rows, …"""
-    padding = (0, _round_up(len(gate)) - len(gate))
-    both = [np.pad(half, padding, constant_values=PADDING).reshape(-1, 1, PANEL_ROWS) for half in (gate, up)]
+    both = [_padded(half).reshape(-1, 1, PANEL_ROWS) for half in (gate, up)]
     return np.concatenate(both, axis=1).reshape(-1)
+
+
+def _padded(rows: Rows) -> Rows:
+    return np.pad(rows, (0, _round_up(len(rows)) - len(rows)), constant_values=PADDING)
 
 
 def _round_up(rows: int) -> int:

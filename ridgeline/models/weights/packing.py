@@ -66,7 +66,9 @@ class FusedMatrix:
         self.name, self.n, self.k = fused.name, fused.n, fused.k
         self.parts = [_part(source, piece, places[piece]) for piece in fused.parts]
         stored = [part.type for part in self.parts]
-        self.format = choose_format(policy, stored, outermost=fused.is_outermost)
+        self.format = (
+            Format.F32 if fused.is_router else choose_format(policy, stored, outermost=fused.is_outermost)
+        )
         self._source = source
         self._rows = fused.rows()
         self._starts = np.cumsum([0, *(part.rows for part in self.parts)])
@@ -77,10 +79,9 @@ class FusedMatrix:
 
     def check(self) -> None:
         """Reject scales and values that are not finite, naming their tensor."""
-        for part in self.parts:
-            if part.type in _GGUF_NUMBERS:
-                where = f"{self._source.where(part.name)}: tensor {part.name}"
-                check_scales(self._source.raw(part.name), part.type, where)
+        for name, kind in {part.name: part.type for part in self.parts}.items():
+            if kind in _GGUF_NUMBERS:
+                check_scales(self._source.raw(name), kind, f"{self._source.where(name)}: tensor {name}")
 
     def chunks(self) -> Iterator[tuple[int, int]]:
         """Ranges of rows to pack one by one: whole panels, except for the end of the last."""
@@ -95,7 +96,7 @@ class FusedMatrix:
     def pack(self, first: int, last: int) -> Bytes:
         """The panels of rows first … last - 1, where `first` starts a panel."""
         rows = self._rows[first:last]
-        used = [index for index in range(len(self.parts)) if self._inside(rows, index).any()]
+        used = self._used(rows)
         targets = {LOSSLESS.get(self.parts[index].type, {}).get(self.format) for index in used}
         if len(targets) > 1 and len(rows) > PANEL_ROWS:  # a single panel often needs only one type
             middle = first + max(1, len(rows) // 2 // PANEL_ROWS) * PANEL_ROWS
@@ -135,6 +136,11 @@ class FusedMatrix:
         tensor = self._source.raw(part.name).reshape(part.stored_rows, -1)
         wanted = rows[inside] - self._starts[index]
         return tensor[wanted if part.order is None else part.order[wanted]], inside
+
+    def _used(self, rows: Rows) -> list[int]:
+        """The parts that these rows belong to."""
+        real = rows[rows != PADDING]
+        return [int(index) for index in np.unique(np.searchsorted(self._starts, real, "right") - 1)]
 
     def _inside(self, rows: Rows, index: int) -> NDArray[np.bool_]:
         inside: NDArray[np.bool_] = (rows >= self._starts[index]) & (rows < self._starts[index + 1])

@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
-ABI_VERSION = 3  # RL_ABI_VERSION
+ABI_VERSION = 4  # RL_ABI_VERSION
 ALIGNMENT = 64  # bytes; of every packed matrix
 
 _SUFFIX = "dylib" if platform.system() == "Darwin" else "so"
@@ -54,8 +54,34 @@ class KvFormat(IntEnum):
 class Activation(IntEnum):
     SILU = 0
     GELU_TANH = 1
-    GELU_ERF = 2  # this one and the next: encoders only
+    GELU_ERF = 2
     RELU = 3
+
+
+class NormKind(IntEnum):
+    RMS = 0
+    LAYER = 1
+
+
+class QkNorm(IntEnum):
+    """The norm of queries and keys before their rotation (rl_qk_norm)."""
+
+    PLAIN = 0
+    HEAD = 1
+    PROJECTION = 2
+
+
+class FfnKind(IntEnum):
+    GATED = 0
+    PLAIN = 1
+    EXPERTS = 2
+
+
+class Scores(IntEnum):
+    """How a router's outputs become scores (rl_scores)."""
+
+    SOFTMAX = 0
+    SIGMOID = 1
 
 
 class Pooling(IntEnum):
@@ -137,26 +163,55 @@ class CMatrix(ctypes.Structure):
     )
 
 
-MATRICES = ("qkv", "output", "gate_up", "down")
-NORMS = ("attn_norm", "ffn_norm", "q_norm", "k_norm", "post_attn_norm", "post_ffn_norm")
+class CNorm(ctypes.Structure):
+    _fields_ = (("weight", c_void_p), ("bias", c_void_p))
+
+
+EXPERTS_INTS = (
+    *("num", "per_token", "size", "scores", "normalized", "scales_input"),
+    *("groups", "top_groups", "shared_gate"),
+)
+EXPERTS_FLOATS = ("scale", "clamp")
+
+
+class CExperts(ctypes.Structure):
+    _fields_ = (
+        *((name, c_int32) for name in EXPERTS_INTS),
+        *((name, c_float) for name in EXPERTS_FLOATS),
+        ("router", CMatrix),
+        ("choice_bias", c_void_p),
+        ("gate_up", CMatrix),
+        ("down", CMatrix),
+    )
+
+
+LAYER_NORMS = ("attn_norm", "post_attn_norm", "ffn_norm", "post_ffn_norm")
+LAYER_FLOATS = ("attention_scale", "attention_softcap")
+LAYER_INTS = (
+    *("rotary_dim", "window", "chunked", "qk_norm", "parallel"),
+    *("ffn_kind", "activation", "ffn"),
+)
 
 
 class CLayer(ctypes.Structure):
     _fields_ = (
-        *((name, CMatrix) for name in MATRICES),
-        *((name, c_void_p) for name in NORMS),
-        ("cosine", c_void_p),
-        ("sine", c_void_p),
-        ("rotary_dim", c_int32),
-        ("window", c_int32),
+        ("qkv", CMatrix),
+        ("output", CMatrix),
+        *((name, CNorm) for name in LAYER_NORMS),
+        *((name, c_void_p) for name in ("q_norm", "k_norm", "sinks", "cosine", "sine")),
+        *((name, c_float) for name in LAYER_FLOATS),
+        *((name, c_int32) for name in LAYER_INTS),
+        ("gate_up", CMatrix),
+        ("down", CMatrix),
+        ("experts", CExperts),
     )
 
 
 DECODER_INTS = (
-    *("hidden", "heads", "kv_heads", "head_dim", "ffn", "vocab", "num_layers", "max_context"),
-    *("activation", "num_blocks", "kv_format", "max_step_tokens", "deterministic"),
+    *("hidden", "heads", "kv_heads", "head_dim", "vocab", "num_layers", "max_context"),
+    *("num_blocks", "kv_format", "max_step_tokens", "deterministic", "norm_kind"),
 )
-DECODER_FLOATS = ("norm_eps", "embedding_scale", "attention_scale", "attention_softcap", "logit_softcap")
+DECODER_FLOATS = ("norm_eps", "embedding_scale", "residual_scale", "logit_scale", "logit_softcap")
 
 
 class CDecoder(ctypes.Structure):
@@ -164,8 +219,9 @@ class CDecoder(ctypes.Structure):
         *((name, c_int32) for name in DECODER_INTS),
         *((name, c_float) for name in DECODER_FLOATS),
         ("embedding", CMatrix),
+        ("positions", CMatrix),
         ("lm_head", CMatrix),
-        ("final_norm", c_void_p),
+        ("final_norm", CNorm),
         ("layers", POINTER(CLayer)),
     )
 

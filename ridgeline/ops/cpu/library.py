@@ -1,230 +1,73 @@
 """The native library for Python, with ctypes and numpy only: packing, decoders, instruction sets, ceilings.
 
-Loaders pack weights with it, the native runner executes steps, limits and calibration measure. It checks the
-type and length of every array, which the library cannot know; the library checks everything else, and its
-errors become NativeError. It never imports torch and decides only the instruction set.
+Loaders pack weights with it (`matrices`), the native runner executes steps of a decoder (`tables`), limits and
+calibration measure. Python checks the type and length of every array, which the library cannot know; the
+library checks everything else, and its errors become NativeError. Never imports torch.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
-from ctypes import Array, byref
-from dataclasses import dataclass
-from typing import Any
+from ctypes import byref
 
 import numpy as np
-from numpy.typing import NDArray
 
 from ridgeline.ops.cpu.interface import (
     ABI_VERSION,
     ALIGNMENT,
-    DECODER_FLOATS,
-    DECODER_INTS,
     LIBRARY_PATH,
-    MATRICES,
-    NORMS,
     Activation,
-    CDecoder,
     CLayer,
-    CMatrix,
     CStep,
+    FfnKind,
     Format,
     KvFormat,
     NativeError,
     NativeUnavailable,
+    NormKind,
     Peak,
+    QkNorm,
+    Scores,
     address,
     call,
-    check_buffer,
     last_error,
     load,
+)
+from ridgeline.ops.cpu.matrices import (
+    BLOCK_TOKENS,
+    GGUF_TYPES,
+    GROUP_SIZE,
+    PANEL_ROWS,
+    Bytes,
+    Floats,
+    GgufBlocks,
+    Ints,
+    PackedMatrix,
+    aligned_bytes,
+    pack_float,
+    pack_gguf,
+    packed_bytes,
+    unpack,
+)
+from ridgeline.ops.cpu.tables import (
+    DecoderTable,
+    ExpertsTable,
+    LayerTable,
+    NormTable,
+    c_decoder,
+    c_layer,
 )
 
 __all__ = [
     "ABI_VERSION", "ALIGNMENT", "BLOCK_TOKENS", "GGUF_TYPES", "GROUP_SIZE", "ISA_VARIABLE", "LIBRARY_PATH",
-    "PANEL_ROWS", "Activation", "DecoderTable", "Format", "GgufBlocks", "KvFormat", "LayerTable",
-    "NativeDecoder", "NativeError", "NativeUnavailable", "PackedMatrix", "Peak", "aligned_bytes",
-    "available_isas", "choose_isa", "load", "measure_peak", "measure_read", "measure_read_of",
-    "pack_float", "pack_gguf", "packed_bytes", "unpack",
+    "PANEL_ROWS", "Activation", "Bytes", "DecoderTable", "ExpertsTable", "FfnKind", "Floats", "Format",
+    "GgufBlocks", "Ints", "KvFormat", "LayerTable", "NativeDecoder", "NativeError", "NativeUnavailable",
+    "NormKind", "NormTable", "PackedMatrix", "Peak", "QkNorm", "Scores", "aligned_bytes", "available_isas",
+    "choose_isa", "load", "measure_peak", "measure_read", "measure_read_of", "pack_float", "pack_gguf",
+    "packed_bytes", "unpack",
 ]  # fmt: skip
 
-Bytes = NDArray[np.uint8]
-Floats = NDArray[np.float32]
-Ints = NDArray[np.int32]
-
-BLOCK_TOKENS = 16  # RL_BLOCK_TOKENS: tokens of a KV block
-PANEL_ROWS = 16  # RL_PANEL: adjacent output rows in a packed matrix
-GROUP_SIZE = 32  # RL_GROUP: weights of a row that share a scale
 ISA_VARIABLE = "RIDGELINE_ISA"
-
-
-@dataclass(frozen=True, slots=True)
-class GgufBlocks:
-    """A GGUF type that the library packs without loss: its blocks, and their packed format."""
-
-    block_weights: int
-    block_bytes: int
-    format: Format
-
-    def row_bytes(self, k: int) -> int:
-        return k // self.block_weights * self.block_bytes
-
-
-GGUF_TYPES = {  # by GGUF's type number
-    2: GgufBlocks(32, 18, Format.Q4_H),  # Q4_0
-    3: GgufBlocks(32, 20, Format.Q4_HM),  # Q4_1
-    6: GgufBlocks(32, 22, Format.Q8_FM),  # Q5_0
-    7: GgufBlocks(32, 24, Format.Q8_FM),  # Q5_1
-    8: GgufBlocks(32, 34, Format.Q8_H),  # Q8_0
-    12: GgufBlocks(256, 144, Format.Q4_FM),  # Q4_K
-    13: GgufBlocks(256, 176, Format.Q8_FM),  # Q5_K
-}
-
-
-# ---- packed matrices ----
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class PackedMatrix:
-    """A packed matrix [n, k]. It keeps its buffer alive."""
-
-    n: int
-    k: int
-    format: Format
-    data: Bytes
-    bias: Floats | None = None
-
-    def __post_init__(self) -> None:
-        check_buffer(self.data, packed_bytes(self.format, self.n, self.k), f"packed {self._name()}")
-        if self.bias is not None:
-            address(self.bias, np.float32, (self.n,), f"the bias of packed {self._name()}")
-
-    def _name(self) -> str:
-        return f"{self.format.name} matrix [{self.n}, {self.k}]"
-
-    def _as_c(self) -> CMatrix:
-        bias = None if self.bias is None else self.bias.ctypes.data
-        return CMatrix(self.n, self.k, self.format, self.data.ctypes.data, bias)
-
-
-def packed_bytes(format: Format, n: int, k: int) -> int:
-    """Bytes of a packed matrix of this format and shape."""
-    size = int(load().rl_packed_bytes(format, n, k))
-    if size < 0:
-        raise NativeError(f"a {Format(format).name} matrix of shape [{n}, {k}] cannot be packed")
-    return size
-
-
-def aligned_bytes(size: int) -> Bytes:
-    """An uninitialised buffer with the kernels' alignment."""
-    buffer = np.empty(size + ALIGNMENT, np.uint8)
-    offset = -buffer.ctypes.data % ALIGNMENT
-    return buffer[offset : offset + size]
-
-
-def pack_float(
-    format: Format, source: Floats, *, bias: Floats | None = None, out: Bytes | None = None
-) -> PackedMatrix:
-    """Pack floats [n, k], rounding or quantizing as the format needs, into `out` if given."""
-    n, k = source.shape
-    data = _target(out, format, n, k)
-    floats = address(source, np.float32, (n, k), "the matrix to pack")
-    call("rl_pack_float", format, n, k, floats, data.ctypes.data)
-    return PackedMatrix(n, k, Format(format), data, bias)
-
-
-def pack_gguf(
-    gguf_type: int,
-    source: Bytes,
-    k: int,
-    *,
-    row_map: Ints | None = None,
-    bias: Floats | None = None,
-    out: Bytes | None = None,
-) -> PackedMatrix:
-    """Pack GGUF blocks without loss into the format in GGUF_TYPES.
-
-    source:  the blocks of all rows of the tensor, in any shape
-    k:       weights per row
-    row_map: row r of the result is row row_map[r] of the source, zeros where that is -1; None keeps all rows
-    """
-    blocks = GGUF_TYPES.get(gguf_type)
-    if blocks is None:
-        raise NativeError(f"GGUF type {gguf_type} has no lossless packed format")
-    row_bytes = blocks.row_bytes(k)
-    if k <= 0 or k % blocks.block_weights or source.nbytes % row_bytes:
-        raise NativeError(
-            f"{source.nbytes} bytes are not whole rows of {k} weights of GGUF type {gguf_type} "
-            f"({blocks.block_bytes} bytes per {blocks.block_weights} weights)"
-        )
-    source_rows = source.nbytes // row_bytes
-    n = source_rows if row_map is None else len(row_map)
-    data = _target(out, blocks.format, n, k)
-    rows = None if row_map is None else address(row_map, np.int32, (n,), "row_map")
-    packed = address(source, np.uint8, source.shape, "the blocks to pack")
-    call("rl_pack_gguf", gguf_type, blocks.format, n, k, packed, source_rows, rows, data.ctypes.data)
-    return PackedMatrix(n, k, blocks.format, data, bias)
-
-
-def unpack(matrix: PackedMatrix, first: int = 0, count: int | None = None) -> Floats:
-    """The floats of rows [first, first + count): what every kernel computes with."""
-    count = matrix.n - first if count is None else count
-    if first < 0 or count < 0 or first + count > matrix.n:
-        raise NativeError(f"rows {first} to {first + count} are not all in a matrix of {matrix.n} rows")
-    out = np.empty((count, matrix.k), np.float32)
-    call("rl_unpack", byref(matrix._as_c()), first, count, out.ctypes.data)
-    return out
-
-
-# ---- models ----
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class LayerTable:
-    """One layer (rl_layer): norms are float32, ready to multiply with; None if the family has none."""
-
-    qkv: PackedMatrix
-    output: PackedMatrix
-    gate_up: PackedMatrix
-    down: PackedMatrix
-    attn_norm: Floats | None
-    ffn_norm: Floats | None
-    cosine: Floats  # [max_context, rotary_dim / 2]
-    sine: Floats
-    rotary_dim: int
-    window: int = 0  # 0: full attention
-    q_norm: Floats | None = None
-    k_norm: Floats | None = None
-    post_attn_norm: Floats | None = None
-    post_ffn_norm: Floats | None = None
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class DecoderTable:
-    """A whole decoder (rl_decoder): its shape, its weights, and the KV cache to allocate."""
-
-    hidden: int
-    heads: int
-    kv_heads: int
-    head_dim: int
-    ffn: int
-    vocab: int
-    max_context: int
-    activation: Activation
-    norm_eps: float
-    attention_scale: float
-    embedding: PackedMatrix
-    lm_head: PackedMatrix  # the same object as `embedding` if tied
-    final_norm: Floats
-    layers: Sequence[LayerTable]
-    num_blocks: int
-    max_step_tokens: int
-    kv_format: KvFormat = KvFormat.BF16
-    deterministic: bool = False
-    embedding_scale: float = 1.0
-    attention_softcap: float = 0.0  # 0: none
-    logit_softcap: float = 0.0
 
 
 class NativeDecoder:
@@ -236,9 +79,9 @@ class NativeDecoder:
         self._library = load()
         self.table = table  # keeps the weights alive, which the library reads in place
         self.vocab = table.vocab
-        layers = (CLayer * len(table.layers))(*(_layer(layer, table) for layer in table.layers))
+        layers = (CLayer * len(table.layers))(*(c_layer(layer, table) for layer in table.layers))
         self._handle = self._library.rl_model_create(
-            byref(_decoder(table, layers)), choose_isa(isa).encode(), threads
+            byref(c_decoder(table, layers)), choose_isa(isa).encode(), threads
         )
         if not self._handle:
             raise NativeError(f"the native library could not create this model: {last_error()}")
@@ -341,16 +184,6 @@ def measure_peak(kind: Peak, threads: int, isa: str | None = None) -> float:
     return _measured(load().rl_measure_peak(choose_isa(isa).encode(), kind, threads))
 
 
-def _target(out: Bytes | None, format: Format, n: int, k: int) -> Bytes:
-    size = packed_bytes(format, n, k)
-    if out is None:
-        return aligned_bytes(size)
-    check_buffer(out, size, f"the buffer for a {Format(format).name} matrix [{n}, {k}]")
-    if not out.flags.writeable:
-        raise NativeError(f"the buffer for a {Format(format).name} matrix [{n}, {k}] is read-only")
-    return out
-
-
 def _measured(value: float) -> float:
     if value < 0:
         raise NativeError(f"could not measure the machine: {last_error()}")
@@ -373,35 +206,4 @@ def _step(
         address(query_starts, np.int32, (rows + 1,), "query_starts"),
         address(block_tables, np.int32, (rows, width), "block_tables"),
         address(logit_rows, np.int32, (count,), "logit_rows"),
-    )
-
-
-def _layer(layer: LayerTable, table: DecoderTable) -> CLayer:
-    tables = (table.max_context, layer.rotary_dim // 2)
-    lengths = {"q_norm": table.head_dim, "k_norm": table.head_dim}
-    fields: dict[str, Any] = {name: getattr(layer, name)._as_c() for name in MATRICES}
-    for name in NORMS:
-        norm = getattr(layer, name)
-        if norm is not None:
-            fields[name] = address(norm, np.float32, (lengths.get(name, table.hidden),), name)
-    return CLayer(
-        **fields,
-        cosine=address(layer.cosine, np.float32, tables, "cosine"),
-        sine=address(layer.sine, np.float32, tables, "sine"),
-        rotary_dim=layer.rotary_dim,
-        window=layer.window,
-    )
-
-
-def _decoder(table: DecoderTable, layers: Array[CLayer]) -> CDecoder:
-    scalars = {
-        name: getattr(table, name) for name in (*DECODER_INTS, *DECODER_FLOATS) if name != "num_layers"
-    }
-    return CDecoder(
-        **scalars,
-        num_layers=len(layers),
-        embedding=table.embedding._as_c(),
-        lm_head=table.lm_head._as_c(),
-        final_norm=address(table.final_norm, np.float32, (table.hidden,), "final_norm"),
-        layers=layers,
     )
