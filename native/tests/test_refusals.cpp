@@ -115,7 +115,7 @@ void ffns_that_do_not_fit_are_refused() {
       {"cannot use|more experts for a token than there are", [](rl_experts& e) { e.per_token = e.num + 1; }},
       {"evenly|uneven groups", [](rl_experts& e) { e.groups = e.num + 1; }},
       {"groups|more best groups than groups", [](rl_experts& e) { e.top_groups = e.groups + 1; }},
-      {"too few|groups of too few experts", [](rl_experts& e) { e.groups = e.num, e.top_groups = 1, e.per_token = 2; }},
+      {"experts|groups of too few experts", [](rl_experts& e) { e.groups = e.num, e.top_groups = 1, e.per_token = 2; }},
       {"scores|no such scores", [](rl_experts& e) { e.scores = 2; }},
       {"clamp|a negative clamp", [](rl_experts& e) { e.clamp = -1; }},
       {"clamp|a clamp that is no number", [](rl_experts& e) { e.clamp = std::numeric_limits<float>::quiet_NaN(); }},

@@ -14,7 +14,7 @@ import torch
 from gguf import GGMLQuantizationType
 
 from ridgeline.models.errors import BrokenModel
-from ridgeline.models.spec.ffn import Dense, Experts
+from ridgeline.models.spec.ffn import Dense, Experts, Router
 from ridgeline.models.spec.mixers import Attention
 from ridgeline.models.spec.read_spec import read_spec
 from ridgeline.models.spec.rope import RopeSpec
@@ -329,7 +329,7 @@ def test_the_table_says_what_the_spec_says(tmp_path: Path) -> None:
     assert [layer.window for layer in table.layers] == [9, 0, 9]
     assert table.layers[0].cosine.shape == table.layers[1].sine.shape == (50, 12)
     assert not np.array_equal(table.layers[0].cosine, table.layers[1].cosine)  # local and global rope
-    assert (table.logit_softcap, table.attention_softcap) == (3.0, 0.0)
+    assert (table.logit_softcap, table.layers[0].attention_softcap) == (3.0, 0.0)
     assert table.embedding_scale == packed.spec.embedding_scale == 8.0
     assert (table.num_blocks, table.max_step_tokens, table.deterministic) == (7, 64, True)
 
@@ -391,7 +391,8 @@ def test_a_model_that_the_library_cannot_compute_is_refused_with_the_reason(tmp_
     layer = spec.layers[0]
     assert isinstance(layer.mixer, Attention)
     for changed, words in (
-        (replace(layer, ffn=Experts(8, 2, 64)), "mixture of experts"),
+        (replace(layer, ffn=Experts(8, 2, 64, router=Router(scores="sparsemixer"))), "sparsemixer"),
+        (replace(layer, ffn=Experts(8, 2, 20002)), "not 20002"),
         (replace(layer, ffn=Dense(20001)), "not 20001"),
         (replace(layer, mixer=replace(layer.mixer, head_dim=512, rope=RopeSpec(1e4, 512))), "not 512"),
     ):

@@ -240,7 +240,7 @@ def test_the_best_token_is_that_of_the_largest_logit_and_none_where_logits_are_n
     decoder = NativeDecoder(table, threads=2)
     assert decoder.best_tokens(*arrays) == decoder.execute(*arrays).argmax(axis=1).tolist()
     assert decoder.best_tokens(*arrays[:4], ints()) == []
-    broken = replace(table, final_norm=np.full(32, np.nan, np.float32))
+    broken = replace(table, final_norm=NormTable(np.full(32, np.nan, np.float32)))
     assert NativeDecoder(broken, threads=2).best_tokens(*arrays) == [-1] * 20
     with pytest.raises(NativeError, match="rejected a step"):
         decoder.best_tokens(*arrays[:4], ints(20))

@@ -60,7 +60,7 @@ class NativeBuild:
 
     def footprint(self, sizes: StepSizes) -> Footprint:
         """Step buffers are float32: residual, branch, q, k and v, attention, the gated FFN, and inputs in the
-        kernels' format; of experts besides their inputs, inner values and outputs. Logits: one row per running
+        kernels' format; for experts also their inputs, inner values and outputs. Logits: one row per running
         sequence, or per token of a scored prompt."""
         spec = self._spec
         heads = spec.head_dim * (2 * spec.num_heads + 2 * spec.num_kv_heads)

@@ -54,6 +54,7 @@ def decoder_table(
     kv_format: KvFormat,
     deterministic: bool,
 ) -> DecoderTable:
+    embedding = image.matrix("embedding")
     rotations = rope_tables(spec, max_context, image.optional_vector(ROPE_DIVISORS))
     return DecoderTable(
         hidden=spec.hidden_size,
@@ -64,11 +65,12 @@ def decoder_table(
         max_context=max_context,
         norm_eps=spec.norm.eps,
         norm_kind=_NORM_KINDS[spec.norm.kind],
-        embedding=image.matrix("embedding"),
-        lm_head=_lm_head(spec, image),
+        embedding=embedding,
+        lm_head=_lm_head(spec, image, embedding),
         final_norm=_norm(image, "final_norm"),
         layers=[
-            _LayerTables(spec, layer, index, image).table(rotations) for index, layer in enumerate(spec.layers)
+            _LayerTables(spec, layer, index, image).table(rotations)
+            for index, layer in enumerate(spec.layers)
         ],
         num_blocks=num_blocks,
         max_step_tokens=max_step_tokens,
@@ -82,10 +84,9 @@ def decoder_table(
     )
 
 
-def _lm_head(spec: ModelSpec, image: PackedImage) -> PackedMatrix:
+def _lm_head(spec: ModelSpec, image: PackedImage, embedding: PackedMatrix) -> PackedMatrix:
     if not spec.tied_embeddings:
         return image.matrix("lm_head")
-    embedding = image.matrix("embedding")
     return replace(embedding, bias=image.vector("lm_head_bias")) if spec.head_bias else embedding
 
 

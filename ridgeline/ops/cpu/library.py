@@ -1,7 +1,7 @@
 """The native library for Python, with ctypes and numpy only: packing, decoders, instruction sets, ceilings.
 
-Loaders pack weights with it (`matrices`), the native runner executes steps of a decoder (`tables`), limits and
-calibration measure. Python checks the type and length of every array, which the library cannot know; the
+Loaders pack weights with it (`matrices`), the native runner executes steps of a decoder (`tables`), limits
+and calibration measure. Python checks the type and length of every array, which the library cannot know; the
 library checks everything else, and its errors become NativeError. Never imports torch.
 """
 

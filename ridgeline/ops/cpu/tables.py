@@ -1,7 +1,7 @@
 """A decoder as the native library's tables: layers with their kinds as tags, experts, norms, rotary tables.
 
-`models.weights.packed` fills them from a ModelSpec; `library.NativeDecoder` passes them on. It checks the type
-and length of every array, which the library cannot know. Never imports torch.
+`models.weights.packed_table` fills them from a ModelSpec; `library.NativeDecoder` passes them on. It checks
+the type and length of every array, which the library cannot know. Never imports torch.
 """
 
 from __future__ import annotations
