@@ -181,6 +181,41 @@ def test_each_feature_of_the_dialect_renders_as_in_transformers(source: str, ref
     assert ours.render(**conversation) == reference(source, **conversation)
 
 
+# Families without a published template among the shared ones, in their documented formats.
+FAMILY_TEMPLATES = {
+    "phi-4": (
+        "{% for m in messages %}<|im_start|>{{ m.role }}<|im_sep|>{{ m.content }}<|im_end|>{% endfor %}"
+        "{% if add_generation_prompt %}<|im_start|>assistant<|im_sep|>{% endif %}",
+        "<|im_start|>system<|im_sep|>Be brief.<|im_end|><|im_start|>user<|im_sep|>Hi<|im_end|>"
+        "<|im_start|>assistant<|im_sep|>",
+    ),
+    "olmo-2": (
+        "{{ bos_token }}{% for m in messages %}{{ '<|' + m['role'] + '|>\n' + m['content'] + '\n' }}{% endfor %}"
+        "{% if add_generation_prompt %}{{ '<|assistant|>\n' }}{% endif %}",
+        f"{BOS}<|system|>\nBe brief.\n<|user|>\nHi\n<|assistant|>\n",
+    ),
+    "glm-4": (
+        "[gMASK]<sop>{% for m in messages %}<|{{ m.role }}|>\n{{ m.content | trim }}{% endfor %}"
+        "{{ '<|assistant|>\n' if add_generation_prompt else '' }}",
+        "[gMASK]<sop><|system|>\nBe brief.<|user|>\nHi<|assistant|>\n",
+    ),
+    "internlm2": (
+        "{{ bos_token }}{% for m in messages %}"
+        "{{ '<|im_start|>' + m['role'] + '\n' + m['content'] + '<|im_end|>' + '\n' }}{% endfor %}"
+        "{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}",
+        f"{BOS}<|im_start|>system\nBe brief.<|im_end|>\n<|im_start|>user\nHi<|im_end|>\n<|im_start|>assistant\n",
+    ),
+}
+
+
+@pytest.mark.parametrize("family", FAMILY_TEMPLATES)
+def test_a_familys_documented_format_renders(family: str, reference: Any) -> None:
+    source, expected = FAMILY_TEMPLATES[family]
+    messages = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Hi"}]
+    assert ChatTemplate(source, bos_token=BOS, eos_token=EOS).render(messages=messages) == expected
+    assert reference(source, messages=messages) == expected
+
+
 def test_a_template_that_raises_gives_its_own_message() -> None:
     template = ChatTemplate("{{ raise_exception('roles must alternate') }}")
     with pytest.raises(TemplateError, match="roles must alternate"):

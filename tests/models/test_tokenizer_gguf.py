@@ -14,6 +14,7 @@ from sentencepiece import SentencePieceProcessor
 from ridgeline.models.errors import BrokenModel, TemplateError, UnsupportedModel
 from ridgeline.models.files.config_values import ConfigValues
 from ridgeline.models.spec.readers.end_tokens import gguf_end_ids
+from ridgeline.models.text.gguf_pretokenizers import PRE_TOKENIZATIONS
 from ridgeline.models.text.gguf_tokenizer import TokenType, read_gguf_tokenizer
 from ridgeline.models.text.tokenizer import Tokenizer
 from tests.models import tiny_sentencepiece
@@ -154,6 +155,25 @@ def byte_level_metadata(**changes: Any) -> dict[str, Any]:
 
 def read(**changes: Any) -> Tokenizer:
     return Tokenizer(read_gguf_tokenizer(byte_level_metadata(**changes), "small.gguf"))
+
+
+@pytest.mark.parametrize(
+    ("names", "words"),
+    [
+        (("gpt-2", "olmo"), "It|'|S| 12345|\n| ok|/|Cafe"),
+        (("starcoder", "refact", "command-r"), "It|'|S| |1|2|3|4|5|\n| ok|/|Cafe"),
+        (
+            ("llama-bpe", "dbrx", "smaug-bpe", "chatglm-bpe", "glm4"),
+            "It|'S| |123|45|\n| ok|/Cafe",
+        ),
+        (("gpt-4o",), "It'S| |123|45|\n| ok|/Cafe"),
+    ],
+)
+def test_text_is_split_into_the_words_of_the_family(names: tuple[str, ...], words: str) -> None:
+    text = "It'S 12345\n ok/Cafe"
+    for name in names:
+        pieces = PRE_TOKENIZATIONS[name].pre_tokenizer().pre_tokenize_str(text)
+        assert "|".join(text[start:end] for _, (start, end) in pieces) == words, name
 
 
 def test_token_types_decide_what_is_matched_whole() -> None:

@@ -26,6 +26,11 @@ _TEKKEN = (
     rf"[^\r\n\p{{L}}\p{{N}}]?{_UPPER}*{_LOWER}+|[^\r\n\p{{L}}\p{{N}}]?{_UPPER}+{_LOWER}*"
     rf"|\p{{N}}| ?[^\s\p{{L}}\p{{N}}]+[\r\n/]*|{_SPACES}"
 )
+_GPT4O = (
+    rf"[^\r\n\p{{L}}\p{{N}}]?{_UPPER}*{_LOWER}+{_CONTRACTIONS}?"
+    rf"|[^\r\n\p{{L}}\p{{N}}]?{_UPPER}+{_LOWER}*{_CONTRACTIONS}?"
+    rf"|\p{{N}}{{1,3}}| ?[^\s\p{{L}}\p{{N}}]+[\r\n/]*|{_SPACES}"
+)
 _DEEPSEEK_V3 = (
     r"\p{N}{1,3}",
     r"[一-龥぀-ゟ゠-ヿ]+",
@@ -55,13 +60,22 @@ class PreTokenization:
 
 
 _LLAMA3_WAY = PreTokenization((_LLAMA3,), whole_words_first=True, adds_bos=True)
+_GPT4_WAY = PreTokenization((_LLAMA3,))
 _DIGITS_WAY = PreTokenization((r"\p{N}",), gpt2_words=True)
 
 PRE_TOKENIZATIONS: dict[str, PreTokenization] = {
     "gpt-2": PreTokenization(gpt2_words=True),
     "phi-2": PreTokenization(gpt2_words=True),
+    "olmo": PreTokenization(gpt2_words=True, composed=True),  # GPT-NeoX's
     "smollm": _DIGITS_WAY,
     "starcoder": _DIGITS_WAY,
+    "refact": _DIGITS_WAY,  # Granite
+    "command-r": PreTokenization((r"\p{N}",), gpt2_words=True, composed=True),
+    "dbrx": _GPT4_WAY,  # Phi-4, OLMo 2
+    "smaug-bpe": _GPT4_WAY,  # SmolLM3
+    "chatglm-bpe": _GPT4_WAY,
+    "glm4": _GPT4_WAY,
+    "gpt-4o": PreTokenization((_GPT4O,)),  # Phi-4-mini
     "llama-bpe": _LLAMA3_WAY,
     "llama-v3": _LLAMA3_WAY,
     "llama3": _LLAMA3_WAY,

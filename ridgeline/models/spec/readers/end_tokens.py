@@ -22,6 +22,7 @@ KNOWN_ENDS = frozenset(
         "<eos>",
         "</s>",
         "<|end|>",
+        "<|END_OF_TURN_TOKEN|>",
         "<|return|>",
         "<|call|>",
         "<｜end▁of▁sentence｜>",
