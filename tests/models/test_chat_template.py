@@ -190,7 +190,8 @@ FAMILY_TEMPLATES = {
         "<|im_start|>assistant<|im_sep|>",
     ),
     "olmo-2": (
-        "{{ bos_token }}{% for m in messages %}{{ '<|' + m['role'] + '|>\n' + m['content'] + '\n' }}{% endfor %}"
+        "{{ bos_token }}{% for m in messages %}"
+        "{{ '<|' + m['role'] + '|>\n' + m['content'] + '\n' }}{% endfor %}"
         "{% if add_generation_prompt %}{{ '<|assistant|>\n' }}{% endif %}",
         f"{BOS}<|system|>\nBe brief.\n<|user|>\nHi\n<|assistant|>\n",
     ),
@@ -203,7 +204,8 @@ FAMILY_TEMPLATES = {
         "{{ bos_token }}{% for m in messages %}"
         "{{ '<|im_start|>' + m['role'] + '\n' + m['content'] + '<|im_end|>' + '\n' }}{% endfor %}"
         "{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}",
-        f"{BOS}<|im_start|>system\nBe brief.<|im_end|>\n<|im_start|>user\nHi<|im_end|>\n<|im_start|>assistant\n",
+        f"{BOS}<|im_start|>system\nBe brief.<|im_end|>\n<|im_start|>user\nHi<|im_end|>\n"
+        "<|im_start|>assistant\n",
     ),
 }
 
