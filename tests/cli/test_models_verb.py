@@ -94,6 +94,20 @@ def test_progress_in_a_log_is_a_line_now_and_then_and_one_at_the_end() -> None:
     ]
 
 
+def test_stages_that_alternate_from_part_to_part_do_not_write_a_line_each_time() -> None:
+    out = io.StringIO()
+    report = progress.line_report(out, clock=lambda: 0.0)
+    for part in range(1, 23):
+        report("downloading", part * 1_000_000, 22_000_000)
+        report("extracting", part * 2_000_000, 44_000_000)
+    assert out.getvalue().splitlines() == [
+        "downloading 4% of 22 MB",
+        "extracting 4% of 44 MB",
+        "downloading 100% of 22 MB",
+        "extracting 100% of 44 MB",
+    ]
+
+
 class Terminal(io.StringIO):
     def isatty(self) -> bool:
         return True
