@@ -1,0 +1,162 @@
+"""Rows grouped by expert: a stable counting sort of (token, slot) pairs, and the list of row tiles.
+
+A pair's number is token · per_token + slot. The products read `order` for the pairs of an expert, which lie
+side by side, and the tiles for their share of the work. Everything stays on the device and every size is the
+worst case, so the launches can be captured in a CUDA graph: tiles beyond `total` are not computed.
+"""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from ridgeline.ops.cuda.experts.scratch import SORTED_BLOCK, Groups, most_tiles
+from ridgeline.ops.cuda.launch import PDL, let_next_start, pdl_options, wait_for_inputs
+
+MOST_AT_ONCE = 1024  # pairs that one program sorts
+
+
+
+def group(chosen: Tensor, groups: Groups, experts: int, block_t: int) -> int:
+    """Group the pairs of chosen [T, per_token] into tiles of up to block_t rows.
+
+    Fills groups.order, tiles and total. Returns the largest number of tiles there can be: the grid.
+    """
+    pairs = chosen.numel()
+    capacity = most_tiles(pairs, experts, block_t)
+    groups.require(pairs, experts, capacity)
+    bins = triton.next_power_of_2(experts + 1)  # the last ones count what lies beyond the pairs
+    if pairs <= MOST_AT_ONCE:
+        _group_kernel[(1,)](
+            chosen,
+            groups.order,
+            groups.tiles,
+            groups.total,
+            pairs,
+            block_t,
+            E=experts,
+            BINS=bins,
+            PAIRS=max(32, triton.next_power_of_2(pairs)),
+            PDL=PDL,
+            num_warps=4 if pairs <= 128 else 16,
+            **pdl_options(),
+        )
+        return capacity
+    blocks = triton.cdiv(pairs, SORTED_BLOCK)
+    _count_kernel[(blocks,)](
+        chosen, groups.counts, pairs, E=experts, BINS=bins, BLOCK=SORTED_BLOCK, PDL=PDL, num_warps=4, **pdl_options()
+    )
+    _place_kernel[(1,)](
+        groups.counts,
+        groups.tiles,
+        groups.total,
+        blocks,
+        block_t,
+        E=experts,
+        BINS=bins,
+        PDL=PDL,
+        num_warps=8,
+        **pdl_options(),
+    )
+    _scatter_kernel[(blocks,)](
+        chosen,
+        groups.counts,
+        groups.order,
+        pairs,
+        E=experts,
+        BINS=bins,
+        BLOCK=SORTED_BLOCK,
+        PDL=PDL,
+        num_warps=8,
+        **pdl_options(),
+    )
+    return capacity
+
+
+@triton.jit(do_not_specialize=["pairs", "block_t"])
+def _group_kernel(
+    chosen, order, tiles, total, pairs, block_t,
+    E: tl.constexpr, BINS: tl.constexpr, PAIRS: tl.constexpr, PDL: tl.constexpr,
+):  # fmt: skip
+    let_next_start(PDL)
+    wait_for_inputs(PDL)
+    pair = tl.arange(0, PAIRS)
+    mine = tl.load(chosen + pair, mask=pair < pairs, other=E)
+    position = tl.zeros((PAIRS,), tl.int32)
+    for start in range(0, pairs, 32):
+        other = start + tl.arange(0, 32)
+        theirs = tl.load(chosen + other, mask=other < pairs, other=E)
+        equal = (theirs[None, :] == mine[:, None]) & (other[None, :] < pair[:, None])
+        position += tl.sum(((theirs[None, :] < mine[:, None]) | equal).to(tl.int32), 1)
+    tl.store(order + position, pair, mask=pair < pairs)
+    _write_tiles(tl.histogram(mine, BINS), tiles, total, block_t, E, BINS)
+
+
+@triton.jit(do_not_specialize=["pairs"])
+def _count_kernel(
+    chosen, counts, pairs, E: tl.constexpr, BINS: tl.constexpr, BLOCK: tl.constexpr, PDL: tl.constexpr
+):
+    let_next_start(PDL)
+    wait_for_inputs(PDL)
+    pair = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    mine = tl.load(chosen + pair, mask=pair < pairs, other=E)
+    tl.store(counts + tl.program_id(0) * BINS + tl.arange(0, BINS), tl.histogram(mine, BINS))
+
+
+@triton.jit(do_not_specialize=["blocks", "block_t"])
+def _place_kernel(
+    counts, tiles, total, blocks, block_t, E: tl.constexpr, BINS: tl.constexpr, PDL: tl.constexpr
+):
+    """counts [blocks, BINS]: from how many pairs of an expert to the position of the block's first one."""
+    let_next_start(PDL)
+    wait_for_inputs(PDL)
+    line = tl.arange(0, 32)[:, None]
+    column = tl.arange(0, BINS)[None, :]
+    sums = tl.zeros((32, BINS), tl.int32)
+    for start in range(0, blocks, 32):
+        sums += tl.load(counts + (start + line) * BINS + column, mask=start + line < blocks, other=0)
+    found = tl.sum(sums, 0)
+    _write_tiles(found, tiles, total, block_t, E, BINS)
+    before = tl.cumsum(found, 0) - found
+    for start in range(0, blocks, 32):
+        at = counts + (start + line) * BINS + column
+        some = tl.load(at, mask=start + line < blocks, other=0)
+        tl.store(at, before[None, :] + tl.cumsum(some, 0) - some, mask=start + line < blocks)
+        before += tl.sum(some, 0)
+
+
+@triton.jit(do_not_specialize=["pairs"])
+def _scatter_kernel(
+    chosen, counts, order, pairs, E: tl.constexpr, BINS: tl.constexpr, BLOCK: tl.constexpr, PDL: tl.constexpr
+):
+    let_next_start(PDL)
+    wait_for_inputs(PDL)
+    first = tl.program_id(0) * BLOCK
+    pair = first + tl.arange(0, BLOCK)
+    mine = tl.load(chosen + pair, mask=pair < pairs, other=E)
+    rank = tl.zeros((BLOCK,), tl.int32)
+    for start in range(0, BLOCK, 32):
+        other = first + start + tl.arange(0, 32)
+        theirs = tl.load(chosen + other, mask=other < pairs, other=E)
+        equal = (theirs[None, :] == mine[:, None]) & (other[None, :] < pair[:, None])
+        rank += tl.sum(equal.to(tl.int32), 1)
+    base = tl.load(counts + tl.program_id(0) * BINS + mine, mask=pair < pairs, other=0)
+    tl.store(order + base + rank, pair, mask=pair < pairs)
+
+
+@triton.jit
+def _write_tiles(counts, tiles, total, block_t, E: tl.constexpr, BINS: tl.constexpr):
+    """tiles [capacity, 4]: expert, first position, and the position after the expert's last pair."""
+    expert = tl.arange(0, BINS)
+    counts = tl.where(expert < E, counts, 0)
+    end = tl.cumsum(counts, 0)
+    each = tl.cdiv(counts, block_t)
+    first_tile = tl.cumsum(each, 0) - each
+    tl.store(total, tl.sum(each, 0))
+    for number in range(tl.max(each, 0)):
+        at = tiles + (first_tile + number) * 4
+        some = number < each
+        tl.store(at, expert, mask=some)
+        tl.store(at + 1, end - counts + number * block_t, mask=some)
+        tl.store(at + 2, end, mask=some)

@@ -1,0 +1,263 @@
+"""Experts of many tokens: products of rows grouped by expert, in tiles on the tensor cores.
+
+The weight is the left operand, as in linear/gemm: a tile is many weight rows by up to block_t rows of one
+expert, so a small group wastes little. The first product gathers its rows from x by index and joins gate and
+up in its epilogue; the second writes each pair's output to its own row; `combine` adds a token's rows in the
+order of its slots, so results do not depend on which tile was done first.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+from triton.tools.tensor_descriptor import TensorDescriptor
+
+from ridgeline.ops.cuda.experts.gating import gated, require_activation
+from ridgeline.ops.cuda.experts.scratch import Groups
+from ridgeline.ops.cuda.launch import INTERPRETED, PDL, let_next_start, pdl_options, wait_for_inputs
+
+_WIDEN = tl.constexpr(INTERPRETED)  # the interpreter multiplies bfloat16 as if it were integers
+
+
+@dataclass(frozen=True, slots=True)
+class GroupedConfig:
+    """One program's tile: weight rows (gated: of the gate, and as many of up) × rows × a step along K."""
+
+    block_n: int
+    block_k: int
+    num_warps: int
+    num_stages: int
+    descriptors: bool = True  # weights are loaded by the bulk copy engine, if rows are aligned to 16 bytes
+
+
+def row_block(pairs: int, experts: int) -> int:
+    """Rows per tile: about twice an expert's share, so that few experts need a second tile."""
+    share = -(-2 * pairs // experts)
+    return max(16, min(128, triton.next_power_of_2(share)))
+
+
+def grouped_config(block_t: int, dtype: torch.dtype, *, gated: bool) -> GroupedConfig:
+    if dtype == torch.float32:
+        return GroupedConfig(16 if gated else 32, 32, 4, 2, descriptors=False)
+    if block_t >= 128:
+        return GroupedConfig(128 if gated else 256, 64, 8, 3)
+    return GroupedConfig(64, 64, 4, 4)
+
+
+def gate_up_grouped(
+    x: Tensor,
+    weights: Tensor,
+    groups: Groups,
+    capacity: int,
+    block_t: int,
+    gate_up: Tensor,
+    inner: Tensor,
+    activation: str,
+    *,
+    bias: Tensor | None = None,
+    clamp: float | None = None,
+    scales_input: bool = False,
+    config: GroupedConfig | None = None,
+) -> None:
+    """x [T, hidden], gate_up [E, 2 · size, hidden] → inner [pairs, size], in the order of the groups.
+
+    `capacity` is what `group` returned for this block_t.
+    """
+    config = _aligned(config or grouped_config(block_t, x.dtype, gated=True), gate_up)
+    size = gate_up.shape[1] // 2
+    _grouped_kernel[(capacity * triton.cdiv(size, config.block_n),)](
+        x,
+        *_operands(gate_up, config),
+        bias,
+        weights,
+        groups.order,
+        groups.tiles,
+        groups.total,
+        inner,
+        size,
+        0.0 if clamp is None else clamp,
+        PER_TOKEN=weights.shape[1],
+        GATED=True,
+        ACTIVATION=require_activation(activation),
+        CLAMPED=clamp is not None,
+        SCALES_INPUT=scales_input,
+        **_constants(gate_up, block_t, config),
+    )
+
+
+def down_grouped(
+    inner: Tensor,
+    weights: Tensor,
+    groups: Groups,
+    capacity: int,
+    block_t: int,
+    down: Tensor,
+    results: Tensor,
+    *,
+    bias: Tensor | None = None,
+    config: GroupedConfig | None = None,
+) -> None:
+    """inner [pairs, size], down [E, hidden, size] → results [pairs, hidden], in the order of the pairs."""
+    config = _aligned(config or grouped_config(block_t, inner.dtype, gated=False), down)
+    hidden = down.shape[1]
+    _grouped_kernel[(capacity * triton.cdiv(hidden, config.block_n),)](
+        inner,
+        *_operands(down, config),
+        bias,
+        weights,
+        groups.order,
+        groups.tiles,
+        groups.total,
+        results,
+        hidden,
+        0.0,
+        PER_TOKEN=weights.shape[1],
+        GATED=False,
+        ACTIVATION="",
+        CLAMPED=False,
+        SCALES_INPUT=False,
+        **_constants(down, block_t, config),
+    )
+
+
+def combine(results: Tensor, weights: Tensor, out: Tensor, *, scales_input: bool = False) -> None:
+    """results [T · per_token, hidden], weights [T, per_token] → out [T, hidden], summed in float32."""
+    tokens, hidden = out.shape
+    block = min(1024, triton.next_power_of_2(hidden))
+    _combine_kernel[(tokens, triton.cdiv(hidden, block))](
+        results,
+        weights,
+        out,
+        hidden,
+        PER_TOKEN=weights.shape[1],
+        BLOCK=block,
+        SCALES_INPUT=scales_input,
+        PDL=PDL,
+        num_warps=max(1, block // 256),
+        **pdl_options(),
+    )
+
+
+def _aligned(config: GroupedConfig, weight: Tensor) -> GroupedConfig:
+    """Without bulk copies if rows or the tensor do not start at multiples of 16 bytes."""
+    apart = weight.shape[2] * weight.element_size() % 16 == 0 and weight.data_ptr() % 16 == 0
+    return config if apart else replace(config, descriptors=False)
+
+
+def _operands(weight: Tensor, config: GroupedConfig) -> tuple[Any, ...]:
+    if not config.descriptors:
+        return weight, None
+    return weight, TensorDescriptor.from_tensor(weight.flatten(0, 1), [config.block_n, config.block_k])
+
+
+def _constants(weight: Tensor, block_t: int, config: GroupedConfig) -> dict[str, Any]:
+    return {
+        "K": weight.shape[2],
+        "BLOCK_N": config.block_n,
+        "BLOCK_T": block_t,
+        "BLOCK_K": config.block_k,
+        "DESCRIPTORS": config.descriptors,
+        "PDL": PDL,
+        "num_warps": config.num_warps,
+        "num_stages": config.num_stages,
+        **pdl_options(),
+    }
+
+
+@triton.jit(do_not_specialize=["clamp"])
+def _grouped_kernel(
+    x, weight, weight_tiles, bias, weights, order, tiles, total, out, n, clamp,
+    K: tl.constexpr, PER_TOKEN: tl.constexpr,
+    BLOCK_N: tl.constexpr, BLOCK_T: tl.constexpr, BLOCK_K: tl.constexpr, DESCRIPTORS: tl.constexpr,
+    GATED: tl.constexpr, ACTIVATION: tl.constexpr, CLAMPED: tl.constexpr, SCALES_INPUT: tl.constexpr,
+    PDL: tl.constexpr,
+):  # fmt: skip
+    let_next_start(PDL)
+    wait_for_inputs(PDL)
+    wide = tl.cdiv(n, BLOCK_N)
+    tile = tl.program_id(0) // wide
+    if tile < tl.load(total):
+        expert = tl.load(tiles + tile * 4)
+        position = tl.load(tiles + tile * 4 + 1) + tl.arange(0, BLOCK_T)
+        used = position < tl.load(tiles + tile * 4 + 2)
+        pair = tl.load(order + position, mask=used, other=0)
+        rows = tl.program_id(0) % wide * BLOCK_N + tl.arange(0, BLOCK_N)
+        dtype = out.dtype.element_ty
+        EVEN: tl.constexpr = K % BLOCK_K == 0
+        each = 2 * n if GATED else n
+        first_row = expert * each + tl.program_id(0) % wide * BLOCK_N
+        line = (pair // PER_TOKEN if GATED else tl.where(used, position, 0)).to(tl.int64) * K
+        if SCALES_INPUT:
+            share = tl.load(weights + pair, mask=used, other=0.0)
+        columns = tl.arange(0, BLOCK_K)
+        sums = tl.zeros((BLOCK_N, BLOCK_T), tl.float32)
+        ups = tl.zeros((BLOCK_N, BLOCK_T), tl.float32)
+        last_row = expert * each + each - 1
+        for start in range(0, K, BLOCK_K):
+            x_at = x + line[:, None] + (start + columns)[None, :]
+            if EVEN:
+                acts = tl.load(x_at)
+            else:
+                acts = tl.load(x_at, mask=(start + columns < K)[None, :], other=0.0)
+            if SCALES_INPUT:
+                acts = (acts.to(tl.float32) * share[:, None]).to(dtype)
+            w = _weights(weight, weight_tiles, first_row, start, last_row, K, BLOCK_N, BLOCK_K, DESCRIPTORS)
+            sums = _dot(w, acts, sums)
+            if GATED:
+                u = _weights(
+                    weight, weight_tiles, first_row + n, start, last_row, K, BLOCK_N, BLOCK_K, DESCRIPTORS
+                )
+                ups = _dot(u, acts, ups)
+        if bias is not None:
+            bias_at = bias + expert.to(tl.int64) * each + rows
+            sums += tl.load(bias_at, mask=rows < n, other=0.0).to(tl.float32)[:, None]
+            if GATED:
+                ups += tl.load(bias_at + n, mask=rows < n, other=0.0).to(tl.float32)[:, None]
+        if GATED:
+            sums = gated(sums, ups, clamp, dtype, ACTIVATION, CLAMPED)
+        to = (position if GATED else pair).to(tl.int64) * n
+        mask = used[:, None] & (rows < n)[None, :]
+        tl.store(out + to[:, None] + rows[None, :], tl.trans(sums.to(dtype)), mask=mask)
+
+
+@triton.jit
+def _weights(
+    weight, weight_tiles, first, start, last,
+    K: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, DESCRIPTORS: tl.constexpr,
+):  # fmt: skip
+    """[BLOCK_N, BLOCK_K] of the experts' rows under each other; zeros beyond K, anything beyond `last`."""
+    if DESCRIPTORS:
+        return weight_tiles.load([first, start])
+    rows = tl.minimum(first + tl.arange(0, BLOCK_N), last).to(tl.int64)
+    columns = start + tl.arange(0, BLOCK_K)
+    at = weight + (rows * K)[:, None] + columns[None, :]
+    return tl.load(at, mask=(columns < K)[None, :], other=0.0)
+
+
+@triton.jit
+def _dot(w, acts, sums):
+    if _WIDEN:
+        w, acts = w.to(tl.float32), acts.to(tl.float32)
+    return tl.dot(w, tl.trans(acts), sums, input_precision="ieee")
+
+
+@triton.jit
+def _combine_kernel(
+    results, weights, out, hidden,
+    PER_TOKEN: tl.constexpr, BLOCK: tl.constexpr, SCALES_INPUT: tl.constexpr, PDL: tl.constexpr,
+):  # fmt: skip
+    let_next_start(PDL)
+    wait_for_inputs(PDL)
+    token = tl.program_id(0).to(tl.int64)
+    column = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    total = tl.zeros((BLOCK,), tl.float32)
+    for slot in tl.static_range(PER_TOKEN):
+        pair = token * PER_TOKEN + slot
+        part = tl.load(results + pair * hidden + column, mask=column < hidden, other=0.0).to(tl.float32)
+        total += part if SCALES_INPUT else part * tl.load(weights + pair)
+    tl.store(out + token * hidden + column, total.to(out.dtype.element_ty), mask=column < hidden)

@@ -1,0 +1,240 @@
+"""The choice of experts: scores of all experts, the best few per token, and their weights.
+
+`route` starts from router logits, one program per token. `route_few` starts from the hidden states of a few
+tokens: its programs share out the router's rows, and the last one to finish makes the choice, so that a
+decode step needs one launch. Nothing is read back, and equal scores go to the smaller expert.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from ridgeline.ops.cuda.launch import PDL, let_next_start, pdl_options, wait_for_inputs
+
+MOST_FEW = 4  # tokens of `route_few`
+Scores = Literal["softmax", "sigmoid"]
+
+
+def route(
+    logits: Tensor,
+    chosen: Tensor,
+    weights: Tensor,
+    *,
+    scores: Scores = "softmax",
+    normalized: bool = True,
+    scale: float = 1.0,
+    choice_bias: Tensor | None = None,
+    groups: int = 1,
+    top_groups: int = 1,
+) -> None:
+    """logits [T, E] → chosen [T, per_token] int32 and weights float32, best first, as `reference.route`."""
+    tokens, experts = logits.shape
+    if tokens == 0:
+        return
+    _require(chosen, weights, experts, groups)
+    _route_kernel[(tokens,)](
+        logits,
+        choice_bias,
+        chosen,
+        weights,
+        scale,
+        **_constants(chosen, experts, scores, normalized, groups, top_groups),
+        PDL=PDL,
+        num_warps=1 if experts <= 256 else 4,
+        **pdl_options(),
+    )
+
+
+def route_few(
+    x: Tensor,
+    router: Tensor,
+    chosen: Tensor,
+    weights: Tensor,
+    logits: Tensor,
+    counter: Tensor,
+    *,
+    router_bias: Tensor | None = None,
+    scores: Scores = "softmax",
+    normalized: bool = True,
+    scale: float = 1.0,
+    choice_bias: Tensor | None = None,
+    groups: int = 1,
+    top_groups: int = 1,
+) -> None:
+    """x [T, hidden] and router [E, hidden] → logits [T, E] in x's dtype, and the choice as `route`.
+
+    For up to MOST_FEW tokens. `counter` [1] int32 is 0 between launches.
+    """
+    tokens, hidden = x.shape
+    experts = router.shape[0]
+    assert 1 <= tokens <= MOST_FEW, f"{tokens} tokens: use linear and route for more than {MOST_FEW}"
+    _require(chosen, weights, experts, groups)
+    block_k = min(2048, max(128, triton.next_power_of_2(hidden)))
+    block_n = 2 if experts >= 128 else 1
+    _route_few_kernel[(triton.cdiv(experts, block_n),)](
+        x,
+        router,
+        router_bias,
+        choice_bias,
+        logits,
+        chosen,
+        weights,
+        counter,
+        tokens,
+        scale,
+        HIDDEN=hidden,
+        TOKENS=triton.next_power_of_2(tokens),
+        BLOCK_N=block_n,
+        BLOCK_K=block_k,
+        **_constants(chosen, experts, scores, normalized, groups, top_groups),
+        PDL=PDL,
+        num_warps=4,
+        **pdl_options(),
+    )
+
+
+def _require(chosen: Tensor, weights: Tensor, experts: int, groups: int) -> None:
+    assert chosen.dtype == torch.int32, "chosen experts are int32"
+    assert weights.dtype == torch.float32, "the weights of experts are float32"
+    assert chosen.shape == weights.shape, "each chosen expert has a weight"
+    assert chosen.shape[1] <= experts, f"a token cannot use {chosen.shape[1]} of {experts} experts"
+    assert experts % groups == 0, f"{experts} experts are not {groups} groups of one size"
+
+
+def _constants(
+    chosen: Tensor, experts: int, scores: Scores, normalized: bool, groups: int, top_groups: int
+) -> dict[str, object]:
+    return {
+        "E": experts,
+        "PER_TOKEN": chosen.shape[1],
+        "SIGMOID": scores == "sigmoid",
+        "NORMALIZED": normalized,
+        "GROUPS": groups,
+        "TOP_GROUPS": top_groups,
+    }
+
+
+@triton.jit(do_not_specialize=["scale"])
+def _route_kernel(
+    logits, choice_bias, chosen, weights, scale,
+    E: tl.constexpr, PER_TOKEN: tl.constexpr, SIGMOID: tl.constexpr, NORMALIZED: tl.constexpr,
+    GROUPS: tl.constexpr, TOP_GROUPS: tl.constexpr, PDL: tl.constexpr,
+):  # fmt: skip
+    let_next_start(PDL)
+    wait_for_inputs(PDL)
+    token = tl.program_id(0).to(tl.int64)
+    expert = tl.arange(0, triton.next_power_of_2(E))
+    values = tl.load(logits + token * E + expert, mask=expert < E, other=float("-inf")).to(tl.float32)
+    _choose(
+        values, choice_bias, chosen + token * PER_TOKEN, weights + token * PER_TOKEN, scale,
+        E, PER_TOKEN, SIGMOID, NORMALIZED, GROUPS, TOP_GROUPS,
+    )  # fmt: skip
+
+
+@triton.jit(do_not_specialize=["tokens", "scale"])
+def _route_few_kernel(
+    x, router, router_bias, choice_bias, logits, chosen, weights, counter, tokens, scale,
+    HIDDEN: tl.constexpr, TOKENS: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
+    E: tl.constexpr, PER_TOKEN: tl.constexpr, SIGMOID: tl.constexpr, NORMALIZED: tl.constexpr,
+    GROUPS: tl.constexpr, TOP_GROUPS: tl.constexpr, PDL: tl.constexpr,
+):  # fmt: skip
+    let_next_start(PDL)
+    rows = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
+    token = tl.arange(0, TOKENS)
+    columns = tl.arange(0, BLOCK_K)
+    row_at = router + rows.to(tl.int64)[:, None, None] * HIDDEN + columns[None, None, :]
+    x_at = x + token[None, :, None] * HIDDEN + columns[None, None, :]
+    inside = (columns < HIDDEN)[None, None, :]
+    w = tl.load(row_at, mask=(rows < E)[:, None, None] & inside, other=0.0)
+    wait_for_inputs(PDL)
+    acts = tl.load(x_at, mask=(token < tokens)[None, :, None] & inside, other=0.0)
+    sums = tl.sum(w.to(tl.float32) * acts.to(tl.float32), 2)
+    for start in tl.static_range(BLOCK_K, HIDDEN, BLOCK_K):
+        inside = (columns + start < HIDDEN)[None, None, :]
+        w = tl.load(row_at + start, mask=(rows < E)[:, None, None] & inside, other=0.0)
+        acts = tl.load(x_at + start, mask=(token < tokens)[None, :, None] & inside, other=0.0)
+        sums += tl.sum(w.to(tl.float32) * acts.to(tl.float32), 2)
+    if router_bias is not None:
+        sums += tl.load(router_bias + rows, mask=rows < E, other=0.0).to(tl.float32)[:, None]
+    mask = (rows < E)[:, None] & (token < tokens)[None, :]
+    tl.store(logits + token[None, :] * E + rows[:, None], sums.to(logits.dtype.element_ty), mask=mask)
+    tl.debug_barrier()  # all threads' stores before the one thread's release
+    if tl.atomic_add(counter, 1, sem="acq_rel") == tl.num_programs(0) - 1:
+        tl.store(counter, 0)
+        expert = tl.arange(0, triton.next_power_of_2(E))
+        for one in range(tokens):
+            # .cg: written by other multiprocessors in this launch, so the L1 cache must be bypassed.
+            at = logits + one * E + expert
+            values = tl.load(at, mask=expert < E, other=float("-inf"), cache_modifier=".cg").to(tl.float32)
+            _choose(
+                values, choice_bias, chosen + one * PER_TOKEN, weights + one * PER_TOKEN, scale,
+                E, PER_TOKEN, SIGMOID, NORMALIZED, GROUPS, TOP_GROUPS,
+            )  # fmt: skip
+
+
+@triton.jit
+def _choose(
+    logits, choice_bias, chosen_at, weights_at, scale,
+    E: tl.constexpr, PER_TOKEN: tl.constexpr, SIGMOID: tl.constexpr, NORMALIZED: tl.constexpr,
+    GROUPS: tl.constexpr, TOP_GROUPS: tl.constexpr,
+):  # fmt: skip
+    """Choose PER_TOKEN experts of one token: the best again and again, each time without those taken.
+
+    Whatever the logits are, the choice is PER_TOKEN different experts below E: they are used as addresses.
+    """
+    expert = tl.arange(0, triton.next_power_of_2(E))
+    if SIGMOID:
+        values = 1.0 / (1.0 + tl.exp(-logits))
+    else:
+        powers = tl.exp(logits - tl.max(logits, 0))
+        values = powers / tl.sum(powers, 0)
+    choice = values
+    if choice_bias is not None:
+        choice += tl.load(choice_bias + expert, mask=expert < E, other=0.0).to(tl.float32)
+    if GROUPS > 1:
+        choice = _within_best_groups(choice, expert, E, GROUPS, TOP_GROUPS)
+    choice = tl.where(choice == choice, choice, float("-inf"))  # NaN is never the best
+    free = expert < E
+    slot = tl.arange(0, triton.next_power_of_2(PER_TOKEN))
+    taken = tl.zeros(slot.shape, tl.int32)
+    shares = tl.zeros(slot.shape, tl.float32)
+    for place in tl.static_range(PER_TOKEN):
+        best = tl.max(tl.where(free, choice, float("-inf")), 0)
+        found = tl.min(tl.where(free & (choice == best), expert, E - 1), 0)
+        share = tl.sum(tl.where(expert == found, values, 0.0), 0)
+        free = free & (expert != found)
+        taken = tl.where(slot == place, found, taken)
+        shares = tl.where(slot == place, share, shares)
+    if NORMALIZED:
+        shares = shares / tl.sum(shares, 0)
+    tl.store(chosen_at + slot, taken, mask=slot < PER_TOKEN)
+    tl.store(weights_at + slot, shares * scale, mask=slot < PER_TOKEN)
+
+
+@triton.jit
+def _within_best_groups(choice, expert, E: tl.constexpr, GROUPS: tl.constexpr, TOP_GROUPS: tl.constexpr):
+    """-inf for experts outside the best groups; a group is as good as its two best experts together."""
+    SIZE: tl.constexpr = E // GROUPS
+    group = expert // SIZE
+    each = tl.arange(0, triton.next_power_of_2(GROUPS))
+    totals = tl.full(each.shape, float("-inf"), tl.float32)
+    for number in tl.static_range(GROUPS):
+        mine = tl.where(group == number, choice, float("-inf"))
+        total = tl.max(mine, 0)
+        if SIZE > 1:
+            first = tl.min(tl.where(mine == total, expert, E - 1), 0)
+            total += tl.max(tl.where(expert == first, float("-inf"), mine), 0)
+        totals = tl.where(each == number, total, totals)
+    free = each < GROUPS
+    kept = expert < 0
+    for _ in tl.static_range(TOP_GROUPS):
+        best = tl.max(tl.where(free, totals, float("-inf")), 0)
+        found = tl.min(tl.where(free & (totals == best), each, GROUPS - 1), 0)
+        free = free & (each != found)
+        kept = kept | (group == found)
+    return tl.where(kept, choice, float("-inf"))

@@ -1,0 +1,75 @@
+"""The choice of experts against `reference.route`."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+from ridgeline.ops import reference
+from ridgeline.ops.cuda.experts.route import MOST_FEW, route, route_few
+
+VARIANTS: list[dict[str, Any]] = [
+    {},
+    {"normalized": False},
+    {"scores": "sigmoid", "scale": 2.5},
+    {"scores": "sigmoid", "choice_bias": True, "groups": 4, "top_groups": 2},
+    {"groups": 3, "top_groups": 1, "normalized": False},
+]
+
+
+def _routed(logits: torch.Tensor, per_token: int, **options: Any) -> tuple[torch.Tensor, torch.Tensor]:
+    chosen = torch.full((len(logits), per_token), -1, dtype=torch.int32, device=logits.device)
+    weights = torch.full(chosen.shape, float("nan"), device=logits.device)
+    route(logits, chosen, weights, **options)
+    return chosen, weights
+
+
+def _options(variant: dict[str, Any], experts: int, device: str) -> dict[str, Any]:
+    bias = {"choice_bias": 0.3 * torch.randn(experts, device=device)} if "choice_bias" in variant else {}
+    return variant | bias
+
+
+@pytest.mark.parametrize("variant", VARIANTS, ids=str)
+@pytest.mark.parametrize("experts", [12, 24])
+def test_the_choice_and_its_weights_are_the_references(
+    variant: dict[str, Any], experts: int, device: str
+) -> None:
+    options = _options(variant, experts, device)
+    logits = torch.randn(5, experts, device=device)
+    chosen, weights = _routed(logits, 3, **options)
+    expected, shares = reference.route(logits, 3, **options)
+    assert chosen.tolist() == expected.tolist()
+    torch.testing.assert_close(weights, shares, rtol=1e-6, atol=1e-6)
+
+
+def test_of_equal_scores_the_smaller_expert_is_chosen(device: str) -> None:
+    logits = torch.tensor([[1.0, 3.0, 3.0, 0.0, 3.0, 1.0]], dtype=torch.bfloat16, device=device)
+    assert _routed(logits, 5)[0].tolist() == [[1, 2, 4, 0, 5]]
+
+
+@pytest.mark.parametrize("bad", [float("nan"), float("-inf")])
+def test_broken_logits_choose_different_experts_that_exist(bad: float, device: str) -> None:
+    """They are addresses: one beyond the last expert would read outside the weights."""
+    logits = torch.full((1, 6), bad, device=device)
+    chosen = _routed(logits, 4)[0][0].tolist()
+    assert len(set(chosen)) == 4
+    assert set(chosen) <= set(range(6))
+
+
+@pytest.mark.parametrize("tokens", [1, MOST_FEW - 1])
+@pytest.mark.parametrize("hidden", [64, 200])
+def test_a_few_hidden_states_are_routed_in_one_launch(tokens: int, hidden: int, device: str) -> None:
+    x = torch.randn(tokens, hidden, device=device)
+    router, bias = torch.randn(10, hidden, device=device), torch.randn(10, device=device)
+    chosen = torch.full((tokens, 2), -1, dtype=torch.int32, device=device)
+    weights = torch.full((tokens, 2), float("nan"), device=device)
+    logits = torch.empty(tokens, 10, device=device)
+    counter = torch.zeros(1, dtype=torch.int32, device=device)
+    for _ in range(2):  # the second finds the counter as the first did
+        chosen.fill_(-1)
+        route_few(x, router, chosen, weights, logits, counter, router_bias=bias)
+        expected, shares = reference.route(reference.linear(x, router, bias), 2)
+        assert chosen.tolist() == expected.tolist()
+        torch.testing.assert_close(weights, shares, rtol=1e-5, atol=1e-6)
