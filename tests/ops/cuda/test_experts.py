@@ -13,6 +13,7 @@ from ridgeline.ops.cuda.experts import experts as chooser
 from ridgeline.ops.cuda.experts import group as grouping
 from ridgeline.ops.cuda.experts.experts import experts
 from ridgeline.ops.cuda.experts.group import group
+from ridgeline.ops.cuda.experts.mxfp4 import Mxfp4, expanded, mxfp4
 from ridgeline.ops.cuda.experts.scratch import experts_scratch, experts_scratch_bytes, most_tiles
 from tests.ops.cuda.conftest import assert_close
 
@@ -103,7 +104,7 @@ def test_all_tokens_may_choose_the_same_expert(device: str) -> None:
     assert_close(layer.computed(), layer.expected(), torch.float32)
 
 
-@pytest.mark.parametrize("at_once", [1024, 8], ids=["one program", "many programs"])
+@pytest.mark.parametrize("at_once", [512, 8], ids=["one program", "many programs"])
 def test_pairs_are_sorted_by_expert_and_cut_into_tiles(
     at_once: int, device: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -154,3 +155,31 @@ def test_few_tokens_are_not_grouped(device: str, monkeypatch: pytest.MonkeyPatch
     Layer(chooser.MOST_PAIRED, device, activation="silu").computed()
     with pytest.raises(AssertionError, match="grouped"):
         Layer(chooser.MOST_PAIRED + 1, device, activation="silu").computed()
+
+
+@pytest.mark.parametrize("tokens", [1, MANY])
+def test_mxfp4_experts_are_the_references_of_their_values(tokens: int, device: str) -> None:
+    """Hidden 96 is not a multiple of a step along K; 2^-63 and back are exact."""
+    layer = Layer(
+        tokens, device, dtype=torch.bfloat16, hidden=96, size=64, activation="silu", clamp=2.0, biases=True
+    )
+    gate_up, down = (_stored(6, *shape, device) for shape in ((128, 96), (96, 64)))
+    layer.gate_up, layer.down = expanded(gate_up), expanded(down)
+    out = torch.full_like(layer.x, float("nan"))
+    named = {**layer.options, **layer.biases}
+    experts(layer.x, layer.chosen, layer.weights, gate_up, down, out, scratch=layer.scratch, **named)
+    assert_close(out, layer.expected(), torch.bfloat16)
+
+
+def test_mxfp4_numbers_have_the_values_of_the_format(device: str) -> None:
+    """One block with all sixteen numbers twice, the low half of a byte first, and a scale of 2^-3."""
+    bytes_ = [low | (low + 1) << 4 for low in range(0, 16, 2)] * 2
+    blocks = torch.tensor(bytes_, dtype=torch.uint8, device=device).view(1, 1, 1, 16)
+    values = expanded(mxfp4(blocks, torch.full((1, 1, 1), 124, dtype=torch.uint8, device=device)))
+    positive = [0, 0.5, 1, 1.5, 2, 3, 4, 6]
+    assert (values[0, 0] * 8).tolist() == (positive + [-value for value in positive]) * 2
+
+
+def _stored(num: int, rows: int, k: int, device: str) -> Mxfp4:
+    blocks = torch.randint(256, (num, rows, k // 32, 16), dtype=torch.uint8, device=device)
+    return mxfp4(blocks, torch.randint(121, 125, (num, rows, k // 32), dtype=torch.uint8, device=device))

@@ -58,18 +58,35 @@ def test_broken_logits_choose_different_experts_that_exist(bad: float, device: s
     assert set(chosen) <= set(range(6))
 
 
-@pytest.mark.parametrize("tokens", [1, MOST_FEW - 1])
-@pytest.mark.parametrize("hidden", [64, 200])
-def test_a_few_hidden_states_are_routed_in_one_launch(tokens: int, hidden: int, device: str) -> None:
-    x = torch.randn(tokens, hidden, device=device)
-    router, bias = torch.randn(10, hidden, device=device), torch.randn(10, device=device)
-    chosen = torch.full((tokens, 2), -1, dtype=torch.int32, device=device)
-    weights = torch.full((tokens, 2), float("nan"), device=device)
-    logits = torch.empty(tokens, 10, device=device)
-    counter = torch.zeros(1, dtype=torch.int32, device=device)
-    for _ in range(2):  # the second finds the counter as the first did
+def _routed_few(
+    x: torch.Tensor, router: torch.Tensor, per_token: int, times: int = 1, **options: Any
+) -> tuple[torch.Tensor, torch.Tensor]:
+    chosen = torch.full((len(x), per_token), -1, dtype=torch.int32, device=x.device)
+    weights = torch.full(chosen.shape, float("nan"), device=x.device)
+    logits = torch.empty(len(x), len(router), dtype=x.dtype, device=x.device)
+    counter = torch.zeros(1, dtype=torch.int32, device=x.device)
+    for _ in range(times):
         chosen.fill_(-1)
-        route_few(x, router, chosen, weights, logits, counter, router_bias=bias)
-        expected, shares = reference.route(reference.linear(x, router, bias), 2)
-        assert chosen.tolist() == expected.tolist()
-        torch.testing.assert_close(weights, shares, rtol=1e-5, atol=1e-6)
+        route_few(x, router, chosen, weights, logits, counter, **options)
+    return chosen, weights
+
+
+@pytest.mark.parametrize("variant", VARIANTS, ids=str)
+@pytest.mark.parametrize(("tokens", "hidden"), [(1, 200), (MOST_FEW - 1, 64)])
+def test_a_few_hidden_states_are_routed_in_one_launch(
+    tokens: int, hidden: int, variant: dict[str, Any], device: str
+) -> None:
+    """Twice: the second launch finds the counter as the first did."""
+    options = _options(variant, 12, device)
+    x, router = torch.randn(tokens, hidden, device=device), torch.randn(12, hidden, device=device)
+    bias = torch.randn(12, device=device)
+    chosen, weights = _routed_few(x, router, 3, times=2, router_bias=bias, **options)
+    expected, shares = reference.route(reference.linear(x, router, bias), 3, **options)
+    assert chosen.tolist() == expected.tolist()
+    torch.testing.assert_close(weights, shares, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("bad", [float("nan"), 0.0])
+def test_broken_or_equal_logits_of_a_few_choose_the_first_experts(bad: float, device: str) -> None:
+    chosen, _ = _routed_few(torch.full((2, 8), bad, device=device), torch.ones(6, 8, device=device), 4)
+    assert chosen.tolist() == [[0, 1, 2, 3]] * 2

@@ -1,7 +1,7 @@
 """Chooses the kernels of routed experts by the number of tokens; the specification is `reference.experts`.
 
 `pairs` for a few tokens, `grouped` beyond; in deterministic mode `grouped` with one tile shape for every
-number of tokens, so that a token's result has the same bits in every batch.
+number of tokens, so that a token's result has the same bits in every batch. MXFP4 experts are always grouped.
 """
 
 from __future__ import annotations
@@ -10,19 +10,20 @@ from torch import Tensor
 
 from ridgeline.ops.cuda.experts.group import group
 from ridgeline.ops.cuda.experts.grouped import combine, down_grouped, gate_up_grouped, row_block
+from ridgeline.ops.cuda.experts.mxfp4 import Mxfp4, down_mxfp4, gate_up_mxfp4
 from ridgeline.ops.cuda.experts.pairs import down_pairs, gate_up_pairs
 from ridgeline.ops.cuda.experts.scratch import ExpertsScratch
 
 MOST_PAIRED = 4  # tokens; beyond, pairs share experts too often
-FIXED_BLOCK = 32  # rows of a tile in deterministic mode
+FIXED_BLOCK = 64  # rows of a tile in deterministic mode
 
 
 def experts(
     x: Tensor,
     chosen: Tensor,
     weights: Tensor,
-    gate_up: Tensor,
-    down: Tensor,
+    gate_up: Tensor | Mxfp4,
+    down: Tensor | Mxfp4,
     out: Tensor,
     activation: str,
     scratch: ExpertsScratch,
@@ -43,7 +44,8 @@ def experts(
         return
     pairs, num = tokens * per_token, gate_up.shape[0]
     inner, results = scratch.inner[:pairs], scratch.results[:pairs]
-    if tokens <= MOST_PAIRED and not deterministic:
+    plain = isinstance(gate_up, Tensor) and isinstance(down, Tensor)
+    if plain and tokens <= MOST_PAIRED and not deterministic:
         gate_up_pairs(
             x, chosen, weights, gate_up, inner, activation,
             bias=gate_up_bias, clamp=clamp, scales_input=scales_input,
@@ -51,10 +53,20 @@ def experts(
         down_pairs(inner, chosen, weights, down, out, bias=down_bias, scales_input=scales_input)
         return
     block_t = FIXED_BLOCK if deterministic else row_block(pairs, num)
-    capacity = group(chosen, scratch.groups, num, block_t)
-    gate_up_grouped(
-        x, weights, scratch.groups, capacity, block_t, gate_up, inner, activation,
-        bias=gate_up_bias, clamp=clamp, scales_input=scales_input,
-    )  # fmt: skip
-    down_grouped(inner, weights, scratch.groups, capacity, block_t, down, results, bias=down_bias)
+    groups = scratch.groups
+    capacity = group(chosen, groups, num, block_t)
+    if isinstance(gate_up, Mxfp4):
+        assert not scales_input, "MXFP4 experts take their input as it is"
+        gate_up_mxfp4(
+            x, weights, groups, capacity, block_t, gate_up, inner, activation, bias=gate_up_bias, clamp=clamp
+        )
+    else:
+        gate_up_grouped(
+            x, weights, groups, capacity, block_t, gate_up, inner, activation,
+            bias=gate_up_bias, clamp=clamp, scales_input=scales_input,
+        )  # fmt: skip
+    if isinstance(down, Mxfp4):
+        down_mxfp4(inner, weights, groups, capacity, block_t, down, results, bias=down_bias)
+    else:
+        down_grouped(inner, weights, groups, capacity, block_t, down, results, bias=down_bias)
     combine(results, weights, out, scales_input=scales_input)

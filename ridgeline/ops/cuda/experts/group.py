@@ -14,7 +14,7 @@ from torch import Tensor
 from ridgeline.ops.cuda.experts.scratch import SORTED_BLOCK, Groups, most_tiles
 from ridgeline.ops.cuda.launch import PDL, let_next_start, pdl_options, wait_for_inputs
 
-MOST_AT_ONCE = 1024  # pairs that one program sorts
+MOST_AT_ONCE = 256  # pairs that one program sorts
 
 
 
@@ -39,7 +39,7 @@ def group(chosen: Tensor, groups: Groups, experts: int, block_t: int) -> int:
             BINS=bins,
             PAIRS=max(32, triton.next_power_of_2(pairs)),
             PDL=PDL,
-            num_warps=4 if pairs <= 128 else 16,
+            num_warps=4 if pairs <= 64 else 8,
             **pdl_options(),
         )
         return capacity

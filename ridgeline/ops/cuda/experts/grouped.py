@@ -21,6 +21,7 @@ from ridgeline.ops.cuda.experts.gating import gated, require_activation
 from ridgeline.ops.cuda.experts.scratch import Groups
 from ridgeline.ops.cuda.launch import INTERPRETED, PDL, let_next_start, pdl_options, wait_for_inputs
 
+SMS = 132
 _WIDEN = tl.constexpr(INTERPRETED)  # the interpreter multiplies bfloat16 as if it were integers
 
 
@@ -33,6 +34,7 @@ class GroupedConfig:
     num_warps: int
     num_stages: int
     descriptors: bool = True  # weights are loaded by the bulk copy engine, if rows are aligned to 16 bytes
+    persistent: int = 0  # programs per multiprocessor that take tile after tile; 0: one program per tile
 
 
 def row_block(pairs: int, experts: int) -> int:
@@ -41,12 +43,17 @@ def row_block(pairs: int, experts: int) -> int:
     return max(16, min(128, triton.next_power_of_2(share)))
 
 
-def grouped_config(block_t: int, dtype: torch.dtype, *, gated: bool) -> GroupedConfig:
+def grouped_config(block_t: int, k: int, dtype: torch.dtype, *, gated: bool) -> GroupedConfig:
+    """Measured on an H200; one program per tile, but for the second product of full tiles."""
     if dtype == torch.float32:
         return GroupedConfig(16 if gated else 32, 32, 4, 2, descriptors=False)
     if block_t >= 128:
-        return GroupedConfig(128 if gated else 256, 64, 8, 3)
-    return GroupedConfig(64, 64, 4, 4)
+        return GroupedConfig(128, 64, 8, 4) if gated else GroupedConfig(128, 64, 4, 3, persistent=2)
+    if block_t >= 32:
+        return GroupedConfig(128, 64, 8, 4)
+    if k % 128 == 0:
+        return GroupedConfig(64, 128, 4, 3)
+    return GroupedConfig(64, 64, 4, 4 if gated else 6)
 
 
 def gate_up_grouped(
@@ -68,10 +75,11 @@ def gate_up_grouped(
 
     `capacity` is what `group` returned for this block_t.
     """
-    config = _aligned(config or grouped_config(block_t, x.dtype, gated=True), gate_up)
+    config = _aligned(config or grouped_config(block_t, x.shape[1], x.dtype, gated=True), gate_up)
     size = gate_up.shape[1] // 2
-    _grouped_kernel[(capacity * triton.cdiv(size, config.block_n),)](
+    _grouped_kernel[(_programs(capacity, size, config),)](
         x,
+        None,
         *_operands(gate_up, config),
         bias,
         weights,
@@ -103,10 +111,11 @@ def down_grouped(
     config: GroupedConfig | None = None,
 ) -> None:
     """inner [pairs, size], down [E, hidden, size] → results [pairs, hidden], in the order of the pairs."""
-    config = _aligned(config or grouped_config(block_t, inner.dtype, gated=False), down)
+    config = _aligned(config or grouped_config(block_t, inner.shape[1], inner.dtype, gated=False), down)
     hidden = down.shape[1]
-    _grouped_kernel[(capacity * triton.cdiv(hidden, config.block_n),)](
+    _grouped_kernel[(_programs(capacity, hidden, config),)](
         inner,
+        TensorDescriptor.from_tensor(inner, [block_t, config.block_k]) if config.descriptors else None,
         *_operands(down, config),
         bias,
         weights,
@@ -150,9 +159,15 @@ def _aligned(config: GroupedConfig, weight: Tensor) -> GroupedConfig:
 
 
 def _operands(weight: Tensor, config: GroupedConfig) -> tuple[Any, ...]:
+    """The weight as a pointer and, if used, as a descriptor of all experts' rows under each other."""
     if not config.descriptors:
         return weight, None
     return weight, TensorDescriptor.from_tensor(weight.flatten(0, 1), [config.block_n, config.block_k])
+
+
+def _programs(capacity: int, n: int, config: GroupedConfig) -> int:
+    programs = capacity * triton.cdiv(n, config.block_n)
+    return min(programs, SMS * config.persistent) if config.persistent else programs
 
 
 def _constants(weight: Tensor, block_t: int, config: GroupedConfig) -> dict[str, Any]:
@@ -162,6 +177,7 @@ def _constants(weight: Tensor, block_t: int, config: GroupedConfig) -> dict[str,
         "BLOCK_T": block_t,
         "BLOCK_K": config.block_k,
         "DESCRIPTORS": config.descriptors,
+        "PERSISTENT": config.persistent > 0,
         "PDL": PDL,
         "num_warps": config.num_warps,
         "num_stages": config.num_stages,
@@ -171,58 +187,91 @@ def _constants(weight: Tensor, block_t: int, config: GroupedConfig) -> dict[str,
 
 @triton.jit(do_not_specialize=["clamp"])
 def _grouped_kernel(
-    x, weight, weight_tiles, bias, weights, order, tiles, total, out, n, clamp,
+    x, x_tiles, weight, weight_tiles, bias, weights, order, tiles, total, out, n, clamp,
     K: tl.constexpr, PER_TOKEN: tl.constexpr,
     BLOCK_N: tl.constexpr, BLOCK_T: tl.constexpr, BLOCK_K: tl.constexpr, DESCRIPTORS: tl.constexpr,
     GATED: tl.constexpr, ACTIVATION: tl.constexpr, CLAMPED: tl.constexpr, SCALES_INPUT: tl.constexpr,
-    PDL: tl.constexpr,
+    PERSISTENT: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     let_next_start(PDL)
     wait_for_inputs(PDL)
+    units = tl.load(total) * tl.cdiv(n, BLOCK_N)
+    if PERSISTENT:
+        for unit in tl.range(tl.program_id(0), units, tl.num_programs(0), flatten=True):
+            _product(
+                unit, x, x_tiles, weight, weight_tiles, bias, weights, order, tiles, out, n, clamp, K,
+                PER_TOKEN, BLOCK_N, BLOCK_T, BLOCK_K, DESCRIPTORS, GATED, ACTIVATION, CLAMPED, SCALES_INPUT,
+            )  # fmt: skip
+    elif tl.program_id(0) < units:
+        tile = tiles + tl.program_id(0) // tl.cdiv(n, BLOCK_N) * 4
+        short = tl.load(tile + 2) - tl.load(tile + 1) <= BLOCK_T // 2
+        if GATED and BLOCK_T >= 128 and short:  # an expert's last rows
+            _product(
+                tl.program_id(0), x, x_tiles, weight, weight_tiles, bias, weights, order, tiles, out, n, clamp,
+                K, PER_TOKEN, BLOCK_N, BLOCK_T // 2, BLOCK_K, DESCRIPTORS, GATED, ACTIVATION, CLAMPED,
+                SCALES_INPUT,
+            )  # fmt: skip
+        else:
+            _product(
+                tl.program_id(0), x, x_tiles, weight, weight_tiles, bias, weights, order, tiles, out, n, clamp,
+                K, PER_TOKEN, BLOCK_N, BLOCK_T, BLOCK_K, DESCRIPTORS, GATED, ACTIVATION, CLAMPED, SCALES_INPUT,
+            )  # fmt: skip
+
+
+@triton.jit
+def _product(
+    unit, x, x_tiles, weight, weight_tiles, bias, weights, order, tiles, out, n, clamp,
+    K: tl.constexpr, PER_TOKEN: tl.constexpr,
+    BLOCK_N: tl.constexpr, BLOCK_T: tl.constexpr, BLOCK_K: tl.constexpr, DESCRIPTORS: tl.constexpr,
+    GATED: tl.constexpr, ACTIVATION: tl.constexpr, CLAMPED: tl.constexpr, SCALES_INPUT: tl.constexpr,
+):  # fmt: skip
+    """Some weight rows of a tile's expert times the rows of the tile."""
     wide = tl.cdiv(n, BLOCK_N)
-    tile = tl.program_id(0) // wide
-    if tile < tl.load(total):
-        expert = tl.load(tiles + tile * 4)
-        position = tl.load(tiles + tile * 4 + 1) + tl.arange(0, BLOCK_T)
-        used = position < tl.load(tiles + tile * 4 + 2)
-        pair = tl.load(order + position, mask=used, other=0)
-        rows = tl.program_id(0) % wide * BLOCK_N + tl.arange(0, BLOCK_N)
-        dtype = out.dtype.element_ty
-        EVEN: tl.constexpr = K % BLOCK_K == 0
-        each = 2 * n if GATED else n
-        first_row = expert * each + tl.program_id(0) % wide * BLOCK_N
-        line = (pair // PER_TOKEN if GATED else tl.where(used, position, 0)).to(tl.int64) * K
-        if SCALES_INPUT:
-            share = tl.load(weights + pair, mask=used, other=0.0)
-        columns = tl.arange(0, BLOCK_K)
-        sums = tl.zeros((BLOCK_N, BLOCK_T), tl.float32)
-        ups = tl.zeros((BLOCK_N, BLOCK_T), tl.float32)
-        last_row = expert * each + each - 1
-        for start in range(0, K, BLOCK_K):
+    tile = tiles + unit // wide * 4
+    expert = tl.load(tile)
+    first = tl.load(tile + 1)
+    end = tl.load(tile + 2)
+    position = first + tl.arange(0, BLOCK_T)
+    used = position < end
+    pair = tl.load(order + position, mask=used, other=0)
+    rows = unit % wide * BLOCK_N + tl.arange(0, BLOCK_N)
+    dtype = out.dtype.element_ty
+    each = 2 * n if GATED else n
+    first_row = expert * each + unit % wide * BLOCK_N
+    last_row = expert * each + each - 1
+    line = (pair // PER_TOKEN if GATED else tl.where(used, position, 0)).to(tl.int64) * K
+    if SCALES_INPUT:
+        share = tl.load(weights + pair, mask=used, other=0.0)
+    columns = tl.arange(0, BLOCK_K)
+    sums = tl.zeros((BLOCK_N, BLOCK_T), tl.float32)
+    ups = tl.zeros((BLOCK_N, BLOCK_T), tl.float32)
+    for start in range(0, K, BLOCK_K):
+        if x_tiles is not None:  # rows that follow are other experts': they are not written
+            acts = x_tiles.load([first, start])
+        elif K % BLOCK_K == 0:
+            acts = tl.load(x + line[:, None] + (start + columns)[None, :])
+        else:
             x_at = x + line[:, None] + (start + columns)[None, :]
-            if EVEN:
-                acts = tl.load(x_at)
-            else:
-                acts = tl.load(x_at, mask=(start + columns < K)[None, :], other=0.0)
-            if SCALES_INPUT:
-                acts = (acts.to(tl.float32) * share[:, None]).to(dtype)
-            w = _weights(weight, weight_tiles, first_row, start, last_row, K, BLOCK_N, BLOCK_K, DESCRIPTORS)
-            sums = _dot(w, acts, sums)
-            if GATED:
-                u = _weights(
-                    weight, weight_tiles, first_row + n, start, last_row, K, BLOCK_N, BLOCK_K, DESCRIPTORS
-                )
-                ups = _dot(u, acts, ups)
-        if bias is not None:
-            bias_at = bias + expert.to(tl.int64) * each + rows
-            sums += tl.load(bias_at, mask=rows < n, other=0.0).to(tl.float32)[:, None]
-            if GATED:
-                ups += tl.load(bias_at + n, mask=rows < n, other=0.0).to(tl.float32)[:, None]
+            acts = tl.load(x_at, mask=(start + columns < K)[None, :], other=0.0)
+        if SCALES_INPUT:
+            acts = (acts.to(tl.float32) * share[:, None]).to(dtype)
+        w = _weights(weight, weight_tiles, first_row, start, last_row, K, BLOCK_N, BLOCK_K, DESCRIPTORS)
+        sums = _dot(w, acts, sums)
         if GATED:
-            sums = gated(sums, ups, clamp, dtype, ACTIVATION, CLAMPED)
-        to = (position if GATED else pair).to(tl.int64) * n
-        mask = used[:, None] & (rows < n)[None, :]
-        tl.store(out + to[:, None] + rows[None, :], tl.trans(sums.to(dtype)), mask=mask)
+            u = _weights(
+                weight, weight_tiles, first_row + n, start, last_row, K, BLOCK_N, BLOCK_K, DESCRIPTORS
+            )
+            ups = _dot(u, acts, ups)
+    if bias is not None:
+        bias_at = bias + expert.to(tl.int64) * each + rows
+        sums += tl.load(bias_at, mask=rows < n, other=0.0).to(tl.float32)[:, None]
+        if GATED:
+            ups += tl.load(bias_at + n, mask=rows < n, other=0.0).to(tl.float32)[:, None]
+    if GATED:
+        sums = gated(sums, ups, clamp, dtype, ACTIVATION, CLAMPED)
+    to = (position if GATED else pair).to(tl.int64) * n
+    mask = used[:, None] & (rows < n)[None, :]
+    tl.store(out + to[:, None] + rows[None, :], tl.trans(sums.to(dtype)), mask=mask)
 
 
 @triton.jit

@@ -171,7 +171,7 @@ def _route_few_kernel(
             # .cg: written by other multiprocessors in this launch, so the L1 cache must be bypassed.
             at = logits + one * E + expert
             values = tl.load(at, mask=expert < E, other=float("-inf"), cache_modifier=".cg").to(tl.float32)
-            _choose(
+            _choose_by_rank(
                 values, choice_bias, chosen + one * PER_TOKEN, weights + one * PER_TOKEN, scale,
                 E, PER_TOKEN, SIGMOID, NORMALIZED, GROUPS, TOP_GROUPS,
             )  # fmt: skip
@@ -188,17 +188,7 @@ def _choose(
     Whatever the logits are, the choice is PER_TOKEN different experts below E: they are used as addresses.
     """
     expert = tl.arange(0, triton.next_power_of_2(E))
-    if SIGMOID:
-        values = 1.0 / (1.0 + tl.exp(-logits))
-    else:
-        powers = tl.exp(logits - tl.max(logits, 0))
-        values = powers / tl.sum(powers, 0)
-    choice = values
-    if choice_bias is not None:
-        choice += tl.load(choice_bias + expert, mask=expert < E, other=0.0).to(tl.float32)
-    if GROUPS > 1:
-        choice = _within_best_groups(choice, expert, E, GROUPS, TOP_GROUPS)
-    choice = tl.where(choice == choice, choice, float("-inf"))  # NaN is never the best
+    values, choice = _scored(logits, choice_bias, expert, E, SIGMOID, GROUPS, TOP_GROUPS)
     free = expert < E
     slot = tl.arange(0, triton.next_power_of_2(PER_TOKEN))
     taken = tl.zeros(slot.shape, tl.int32)
@@ -214,6 +204,47 @@ def _choose(
         shares = shares / tl.sum(shares, 0)
     tl.store(chosen_at + slot, taken, mask=slot < PER_TOKEN)
     tl.store(weights_at + slot, shares * scale, mask=slot < PER_TOKEN)
+
+
+@triton.jit
+def _choose_by_rank(
+    logits, choice_bias, chosen_at, weights_at, scale,
+    E: tl.constexpr, PER_TOKEN: tl.constexpr, SIGMOID: tl.constexpr, NORMALIZED: tl.constexpr,
+    GROUPS: tl.constexpr, TOP_GROUPS: tl.constexpr,
+):  # fmt: skip
+    """As `_choose`, all places at once: an expert's place is the number of experts that are better.
+
+    More arithmetic and fewer reductions, which wait for one another: for programs of several warps.
+    """
+    expert = tl.arange(0, triton.next_power_of_2(E))
+    values, choice = _scored(logits, choice_bias, expert, E, SIGMOID, GROUPS, TOP_GROUPS)
+    equal = (choice[None, :] == choice[:, None]) & (expert[None, :] < expert[:, None])
+    better = ((choice[None, :] > choice[:, None]) | equal) & (expert[None, :] < E)
+    place = tl.sum(better.to(tl.int32), 1)
+    mine = (place < PER_TOKEN) & (expert < E)
+    if NORMALIZED:
+        values = values / tl.sum(tl.where(mine, values, 0.0), 0)
+    tl.store(chosen_at + place, expert, mask=mine)
+    tl.store(weights_at + place, values * scale, mask=mine)
+
+
+@triton.jit
+def _scored(
+    logits, choice_bias, expert,
+    E: tl.constexpr, SIGMOID: tl.constexpr, GROUPS: tl.constexpr, TOP_GROUPS: tl.constexpr,
+):  # fmt: skip
+    """Scores of all experts, and the same for the choice, in which NaN is the worst."""
+    if SIGMOID:
+        values = 1.0 / (1.0 + tl.exp(-logits))
+    else:
+        powers = tl.exp(logits - tl.max(logits, 0))
+        values = powers / tl.sum(powers, 0)
+    choice = values
+    if choice_bias is not None:
+        choice += tl.load(choice_bias + expert, mask=expert < E, other=0.0).to(tl.float32)
+    if GROUPS > 1:
+        choice = _within_best_groups(choice, expert, E, GROUPS, TOP_GROUPS)
+    return values, tl.where(choice == choice, choice, float("-inf"))
 
 
 @triton.jit
