@@ -23,7 +23,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # the checkout, wh
 
 from gpu.timing import Report
 
-NAMES = ("linear", "decode_attention", "prefill_attention", "elementwise", "sampling")
+NAMES = ("linear", "decode_attention", "prefill_attention", "elementwise", "moe", "sampling")
 
 
 def main() -> int:

@@ -31,8 +31,8 @@ class Layer:
     """Random weights of a layer of experts, and the choice of some tokens."""
 
     def __init__(
-        self, tokens: int, device: str, *, dtype: torch.dtype = torch.float32, num: int = 6, per_token: int = 2,
-        hidden: int = 72, size: int = 40, biases: bool = False, **options: Any,
+        self, tokens: int, device: str, *, dtype: torch.dtype = torch.float32, num: int = 6,
+        per_token: int = 2, hidden: int = 72, size: int = 40, biases: bool = False, **options: Any,
     ) -> None:  # fmt: skip
         def random(*shape: int, scale: float = 1.0) -> Tensor:
             return (torch.randn(*shape, device=device) * scale).to(dtype)

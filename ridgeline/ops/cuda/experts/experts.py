@@ -44,8 +44,8 @@ def experts(
         return
     pairs, num = tokens * per_token, gate_up.shape[0]
     inner, results = scratch.inner[:pairs], scratch.results[:pairs]
-    plain = isinstance(gate_up, Tensor) and isinstance(down, Tensor)
-    if plain and tokens <= MOST_PAIRED and not deterministic:
+    few = tokens <= MOST_PAIRED and not deterministic
+    if few and isinstance(gate_up, Tensor) and isinstance(down, Tensor):
         gate_up_pairs(
             x, chosen, weights, gate_up, inner, activation,
             bias=gate_up_bias, clamp=clamp, scales_input=scales_input,

@@ -17,7 +17,6 @@ from ridgeline.ops.cuda.launch import PDL, let_next_start, pdl_options, wait_for
 MOST_AT_ONCE = 256  # pairs that one program sorts
 
 
-
 def group(chosen: Tensor, groups: Groups, experts: int, block_t: int) -> int:
     """Group the pairs of chosen [T, per_token] into tiles of up to block_t rows.
 
@@ -26,7 +25,7 @@ def group(chosen: Tensor, groups: Groups, experts: int, block_t: int) -> int:
     pairs = chosen.numel()
     capacity = most_tiles(pairs, experts, block_t)
     groups.require(pairs, experts, capacity)
-    bins = triton.next_power_of_2(experts + 1)  # the last ones count what lies beyond the pairs
+    bins = triton.next_power_of_2(experts)
     if pairs <= MOST_AT_ONCE:
         _group_kernel[(1,)](
             chosen,
@@ -45,7 +44,15 @@ def group(chosen: Tensor, groups: Groups, experts: int, block_t: int) -> int:
         return capacity
     blocks = triton.cdiv(pairs, SORTED_BLOCK)
     _count_kernel[(blocks,)](
-        chosen, groups.counts, pairs, E=experts, BINS=bins, BLOCK=SORTED_BLOCK, PDL=PDL, num_warps=4, **pdl_options()
+        chosen,
+        groups.counts,
+        pairs,
+        E=experts,
+        BINS=bins,
+        BLOCK=SORTED_BLOCK,
+        PDL=PDL,
+        num_warps=4,
+        **pdl_options(),
     )
     _place_kernel[(1,)](
         groups.counts,
@@ -90,7 +97,7 @@ def _group_kernel(
         equal = (theirs[None, :] == mine[:, None]) & (other[None, :] < pair[:, None])
         position += tl.sum(((theirs[None, :] < mine[:, None]) | equal).to(tl.int32), 1)
     tl.store(order + position, pair, mask=pair < pairs)
-    _write_tiles(tl.histogram(mine, BINS), tiles, total, block_t, E, BINS)
+    _write_tiles(tl.histogram(mine, BINS, mask=pair < pairs), tiles, total, block_t, E, BINS)
 
 
 @triton.jit(do_not_specialize=["pairs"])
@@ -100,8 +107,10 @@ def _count_kernel(
     let_next_start(PDL)
     wait_for_inputs(PDL)
     pair = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
-    mine = tl.load(chosen + pair, mask=pair < pairs, other=E)
-    tl.store(counts + tl.program_id(0) * BINS + tl.arange(0, BINS), tl.histogram(mine, BINS))
+    mine = tl.load(chosen + pair, mask=pair < pairs, other=0)
+    tl.store(
+        counts + tl.program_id(0) * BINS + tl.arange(0, BINS), tl.histogram(mine, BINS, mask=pair < pairs)
+    )
 
 
 @triton.jit(do_not_specialize=["blocks", "block_t"])

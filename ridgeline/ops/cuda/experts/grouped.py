@@ -40,7 +40,7 @@ class GroupedConfig:
 def row_block(pairs: int, experts: int) -> int:
     """Rows per tile: about twice an expert's share, so that few experts need a second tile."""
     share = -(-2 * pairs // experts)
-    return max(16, min(128, triton.next_power_of_2(share)))
+    return max(16, min(128, 1 << (share - 1).bit_length()))
 
 
 def grouped_config(block_t: int, k: int, dtype: torch.dtype, *, gated: bool) -> GroupedConfig:
@@ -166,7 +166,7 @@ def _operands(weight: Tensor, config: GroupedConfig) -> tuple[Any, ...]:
 
 
 def _programs(capacity: int, n: int, config: GroupedConfig) -> int:
-    programs = capacity * triton.cdiv(n, config.block_n)
+    programs = capacity * -(-n // config.block_n)
     return min(programs, SMS * config.persistent) if config.persistent else programs
 
 
@@ -205,16 +205,17 @@ def _grouped_kernel(
     elif tl.program_id(0) < units:
         tile = tiles + tl.program_id(0) // tl.cdiv(n, BLOCK_N) * 4
         short = tl.load(tile + 2) - tl.load(tile + 1) <= BLOCK_T // 2
-        if GATED and BLOCK_T >= 128 and short:  # an expert's last rows
+        if BLOCK_T >= 128 and short:  # an expert's last rows
             _product(
-                tl.program_id(0), x, x_tiles, weight, weight_tiles, bias, weights, order, tiles, out, n, clamp,
+                tl.program_id(0), x, None, weight, weight_tiles, bias, weights, order, tiles, out, n, clamp,
                 K, PER_TOKEN, BLOCK_N, BLOCK_T // 2, BLOCK_K, DESCRIPTORS, GATED, ACTIVATION, CLAMPED,
                 SCALES_INPUT,
             )  # fmt: skip
         else:
             _product(
-                tl.program_id(0), x, x_tiles, weight, weight_tiles, bias, weights, order, tiles, out, n, clamp,
-                K, PER_TOKEN, BLOCK_N, BLOCK_T, BLOCK_K, DESCRIPTORS, GATED, ACTIVATION, CLAMPED, SCALES_INPUT,
+                tl.program_id(0), x, x_tiles, weight, weight_tiles, bias, weights, order, tiles, out, n,
+                clamp, K, PER_TOKEN, BLOCK_N, BLOCK_T, BLOCK_K, DESCRIPTORS, GATED, ACTIVATION, CLAMPED,
+                SCALES_INPUT,
             )  # fmt: skip
 
 

@@ -22,6 +22,29 @@ from ridgeline.ops.cuda.experts.scratch import Groups
 from ridgeline.ops.cuda.launch import INTERPRETED, PDL, let_next_start, pdl_options, wait_for_inputs
 
 BLOCK = 32  # numbers with one scale
+CONFIG = GroupedConfig(block_n=64, block_k=256, num_warps=4, num_stages=3)  # measured on an H200
+# Numbers of two words, whose halves are joined: shifted to the top of a half, then exponent and mantissa to
+# where a bfloat16 has them, sign kept, times the scale.
+_NUMBER = """
+shl.b32 q, {half}, {left};
+and.b32 t, q, 0x70007000;
+shr.u32 t, t, 6;
+lop3.b32 t, q, 0x80008000, t, 0xEA;
+mul.rn.bf16x2 ${place}, t, scale;
+"""
+_EIGHT = tl.constexpr(
+    """{
+.reg .b32 low, high, scale, q, t;
+prmt.b32 low, $8, $9, 0x5410;
+prmt.b32 high, $8, $9, 0x7632;
+prmt.b32 scale, $10, $11, 0x5410;
+"""
+    + "".join(
+        _NUMBER.format(half="low" if place < 4 else "high", left=12 - 4 * (place % 4), place=place)
+        for place in range(8)
+    )
+    + "}"
+)
 _INTERPRETED = tl.constexpr(INTERPRETED)
 
 
@@ -57,10 +80,6 @@ def expanded(weight: Mxfp4) -> Tensor:
     return values * powers.repeat_interleave(BLOCK, dim=2)
 
 
-def mxfp4_config(block_t: int, tokens: int) -> GroupedConfig:
-    return GroupedConfig(32 if tokens <= 4 else 64, 128, 4, 4)
-
-
 def gate_up_mxfp4(
     x: Tensor,
     weights: Tensor,
@@ -77,7 +96,7 @@ def gate_up_mxfp4(
 ) -> None:
     """As `gate_up_grouped`, of gate_up [E, 2 · size, hidden]."""
     size = gate_up.shape[1] // 2
-    config = config or mxfp4_config(block_t, x.shape[0])
+    config = config or CONFIG
     _launch(
         x, gate_up, bias, groups, capacity, block_t, inner, size, config,
         clamp=0.0 if clamp is None else clamp, PER_TOKEN=weights.shape[1], GATED=True,
@@ -98,7 +117,7 @@ def down_mxfp4(
     config: GroupedConfig | None = None,
 ) -> None:
     """As `down_grouped`, of down [E, hidden, size]."""
-    config = config or mxfp4_config(block_t, weights.shape[0])
+    config = config or CONFIG
     _launch(
         inner, down, bias, groups, capacity, block_t, results, down.shape[1], config,
         clamp=0.0, PER_TOKEN=weights.shape[1], GATED=False, ACTIVATION="", CLAMPED=False,
@@ -193,12 +212,20 @@ def _dot(w, acts, sums):
 
 @triton.jit
 def _values(words, scale, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr):
-    """words [BLOCK_N, BLOCK_K / 8], scale [BLOCK_K / 32, BLOCK_N] → bfloat16 [BLOCK_N, BLOCK_K], 2^63 too small."""
+    """words [BLOCK_N, BLOCK_K / 8], scale [BLOCK_K / 32, BLOCK_N] → bfloat16 [BLOCK_N, BLOCK_K].
+
+    They are 2^63 too small.
+    """
     power = tl.trans(scale).to(tl.int32) + 63 << 7  # a bfloat16's bits
     power = tl.broadcast_to(power[:, :, None], (BLOCK_N, BLOCK_K // 32, 4))
     power = tl.reshape(power, (BLOCK_N, BLOCK_K // 8))
     if _INTERPRETED:
-        a, b, c, d = _one(words, power), _one(words >> 4, power), _one(words >> 8, power), _one(words >> 12, power)
+        a, b, c, d = (
+            _one(words, power),
+            _one(words >> 4, power),
+            _one(words >> 8, power),
+            _one(words >> 12, power),
+        )
         e, f = _one(words >> 16, power), _one(words >> 20, power)
         g, h = _one(words >> 24, power), _one(words >> 28, power)
     else:
@@ -221,31 +248,10 @@ def _one(words, power):
 def _eight(words, power):
     """All eight numbers of each word. Two words at a time: number i of both are one register."""
     return tl.inline_asm_elementwise(
-        """
-        {
-        .reg .b32 low, high, scale, q, t;
-        prmt.b32 low, $8, $9, 0x5410;
-        prmt.b32 high, $8, $9, 0x7632;
-        prmt.b32 scale, $10, $11, 0x5410;
-        shl.b32 q, low, 12;
-        and.b32 t, q, 0x70007000; shr.u32 t, t, 6; lop3.b32 t, q, 0x80008000, t, 0xEA; mul.rn.bf16x2 $0, t, scale;
-        shl.b32 q, low, 8;
-        and.b32 t, q, 0x70007000; shr.u32 t, t, 6; lop3.b32 t, q, 0x80008000, t, 0xEA; mul.rn.bf16x2 $1, t, scale;
-        shl.b32 q, low, 4;
-        and.b32 t, q, 0x70007000; shr.u32 t, t, 6; lop3.b32 t, q, 0x80008000, t, 0xEA; mul.rn.bf16x2 $2, t, scale;
-        and.b32 t, low, 0x70007000; shr.u32 t, t, 6; lop3.b32 t, low, 0x80008000, t, 0xEA; mul.rn.bf16x2 $3, t, scale;
-        shl.b32 q, high, 12;
-        and.b32 t, q, 0x70007000; shr.u32 t, t, 6; lop3.b32 t, q, 0x80008000, t, 0xEA; mul.rn.bf16x2 $4, t, scale;
-        shl.b32 q, high, 8;
-        and.b32 t, q, 0x70007000; shr.u32 t, t, 6; lop3.b32 t, q, 0x80008000, t, 0xEA; mul.rn.bf16x2 $5, t, scale;
-        shl.b32 q, high, 4;
-        and.b32 t, q, 0x70007000; shr.u32 t, t, 6; lop3.b32 t, q, 0x80008000, t, 0xEA; mul.rn.bf16x2 $6, t, scale;
-        and.b32 t, high, 0x70007000; shr.u32 t, t, 6; lop3.b32 t, high, 0x80008000, t, 0xEA; mul.rn.bf16x2 $7, t, scale;
-        }
-        """,
+        _EIGHT,
         "=r,=r,=r,=r,=r,=r,=r,=r,r,r,r,r",
         [words, power],
-        dtype=(tl.bfloat16, tl.bfloat16, tl.bfloat16, tl.bfloat16, tl.bfloat16, tl.bfloat16, tl.bfloat16, tl.bfloat16),
+        dtype=[tl.bfloat16] * 8,
         is_pure=True,
         pack=2,
-    )  # fmt: skip
+    )

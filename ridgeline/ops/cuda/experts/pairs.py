@@ -28,7 +28,7 @@ class PairsConfig:
 
 def gate_up_config(hidden: int) -> PairsConfig:
     """Measured on an H200: about 89 % of the read bandwidth."""
-    return PairsConfig(4 if hidden <= 2048 else 8, min(512, max(32, triton.next_power_of_2(hidden))), 4)
+    return PairsConfig(2 if hidden <= 2048 else 8, min(512, max(32, triton.next_power_of_2(hidden))), 4)
 
 
 def down_config(size: int) -> PairsConfig:

@@ -75,8 +75,7 @@ def route_few(
     assert 1 <= tokens <= MOST_FEW, f"{tokens} tokens: use linear and route for more than {MOST_FEW}"
     _require(chosen, weights, experts, groups)
     block_k = min(2048, max(128, triton.next_power_of_2(hidden)))
-    block_n = 2 if experts >= 128 else 1
-    _route_few_kernel[(triton.cdiv(experts, block_n),)](
+    _route_few_kernel[(experts,)](
         x,
         router,
         router_bias,
@@ -89,11 +88,11 @@ def route_few(
         scale,
         HIDDEN=hidden,
         TOKENS=triton.next_power_of_2(tokens),
-        BLOCK_N=block_n,
+        BLOCK_N=1,
         BLOCK_K=block_k,
         **_constants(chosen, experts, scores, normalized, groups, top_groups),
         PDL=PDL,
-        num_warps=4,
+        num_warps=1 if experts <= 256 else 4,  # reductions within one warp are the fastest
         **pdl_options(),
     )
 
@@ -171,7 +170,7 @@ def _route_few_kernel(
             # .cg: written by other multiprocessors in this launch, so the L1 cache must be bypassed.
             at = logits + one * E + expert
             values = tl.load(at, mask=expert < E, other=float("-inf"), cache_modifier=".cg").to(tl.float32)
-            _choose_by_rank(
+            _choose(
                 values, choice_bias, chosen + one * PER_TOKEN, weights + one * PER_TOKEN, scale,
                 E, PER_TOKEN, SIGMOID, NORMALIZED, GROUPS, TOP_GROUPS,
             )  # fmt: skip
@@ -188,16 +187,15 @@ def _choose(
     Whatever the logits are, the choice is PER_TOKEN different experts below E: they are used as addresses.
     """
     expert = tl.arange(0, triton.next_power_of_2(E))
+    PLAIN: tl.constexpr = choice_bias is None and GROUPS == 1
     values, choice = _scored(logits, choice_bias, expert, E, SIGMOID, GROUPS, TOP_GROUPS)
-    free = expert < E
     slot = tl.arange(0, triton.next_power_of_2(PER_TOKEN))
     taken = tl.zeros(slot.shape, tl.int32)
     shares = tl.zeros(slot.shape, tl.float32)
     for place in tl.static_range(PER_TOKEN):
-        best = tl.max(tl.where(free, choice, float("-inf")), 0)
-        found = tl.min(tl.where(free & (choice == best), expert, E - 1), 0)
-        share = tl.sum(tl.where(expert == found, values, 0.0), 0)
-        free = free & (expert != found)
+        best, found = tl.max(choice, 0, return_indices=True)  # of equal ones the first
+        share = best if PLAIN else tl.sum(tl.where(expert == found, values, 0.0), 0)
+        choice = tl.where(expert == found, float("-inf"), choice)
         taken = tl.where(slot == place, found, taken)
         shares = tl.where(slot == place, share, shares)
     if NORMALIZED:
@@ -207,33 +205,11 @@ def _choose(
 
 
 @triton.jit
-def _choose_by_rank(
-    logits, choice_bias, chosen_at, weights_at, scale,
-    E: tl.constexpr, PER_TOKEN: tl.constexpr, SIGMOID: tl.constexpr, NORMALIZED: tl.constexpr,
-    GROUPS: tl.constexpr, TOP_GROUPS: tl.constexpr,
-):  # fmt: skip
-    """As `_choose`, all places at once: an expert's place is the number of experts that are better.
-
-    More arithmetic and fewer reductions, which wait for one another: for programs of several warps.
-    """
-    expert = tl.arange(0, triton.next_power_of_2(E))
-    values, choice = _scored(logits, choice_bias, expert, E, SIGMOID, GROUPS, TOP_GROUPS)
-    equal = (choice[None, :] == choice[:, None]) & (expert[None, :] < expert[:, None])
-    better = ((choice[None, :] > choice[:, None]) | equal) & (expert[None, :] < E)
-    place = tl.sum(better.to(tl.int32), 1)
-    mine = (place < PER_TOKEN) & (expert < E)
-    if NORMALIZED:
-        values = values / tl.sum(tl.where(mine, values, 0.0), 0)
-    tl.store(chosen_at + place, expert, mask=mine)
-    tl.store(weights_at + place, values * scale, mask=mine)
-
-
-@triton.jit
 def _scored(
     logits, choice_bias, expert,
     E: tl.constexpr, SIGMOID: tl.constexpr, GROUPS: tl.constexpr, TOP_GROUPS: tl.constexpr,
 ):  # fmt: skip
-    """Scores of all experts, and the same for the choice, in which NaN is the worst."""
+    """Scores of all experts, and the same for the choice: finite, and -inf beyond the last expert."""
     if SIGMOID:
         values = 1.0 / (1.0 + tl.exp(-logits))
     else:
@@ -244,7 +220,8 @@ def _scored(
         choice += tl.load(choice_bias + expert, mask=expert < E, other=0.0).to(tl.float32)
     if GROUPS > 1:
         choice = _within_best_groups(choice, expert, E, GROUPS, TOP_GROUPS)
-    return values, tl.where(choice == choice, choice, float("-inf"))
+    finite = tl.where(choice > -3e38, choice, -3e38)  # NaN as well
+    return values, tl.where(expert < E, finite, float("-inf"))
 
 
 @triton.jit

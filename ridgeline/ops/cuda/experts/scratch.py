@@ -9,7 +9,7 @@ import triton
 from torch import Tensor
 
 SMALLEST_TILE = 16  # rows
-SORTED_BLOCK = 256  # pairs that one program of the sort counts
+SORTED_BLOCK = 512  # pairs that one program of the sort counts
 
 
 def most_tiles(pairs: int, experts: int, block_t: int) -> int:
@@ -25,7 +25,7 @@ class Groups:
     order   int32 [pairs]: pairs of expert 0, then of expert 1, each in ascending order
     tiles   int32 [tiles, 4]: expert, first position in `order`, position after the expert's last
     total   int32 [1]: tiles in use
-    counts  int32 [blocks, experts and one more, to a power of two]: between the launches of a sort
+    counts  int32 [blocks, experts rounded up to a power of two]: between the launches of a sort
     """
 
     order: Tensor
@@ -79,20 +79,23 @@ def experts_scratch(
     """Scratch for steps of up to `tokens` tokens; takes `experts_scratch_bytes` of these sizes."""
     pairs = tokens * per_token
     tiles = max(most_tiles(pairs, experts, SMALLEST_TILE), 1)
-    bins = triton.next_power_of_2(experts + 1)
-    whole = {"dtype": torch.int32, "device": device}
+    bins = triton.next_power_of_2(experts)
+
+    def integers(*shape: int) -> Tensor:
+        return torch.zeros(shape, dtype=torch.int32, device=device)
+
     return ExpertsScratch(
-        chosen=torch.empty((tokens, per_token), **whole),
+        chosen=integers(tokens, per_token),
         weights=torch.empty((tokens, per_token), dtype=torch.float32, device=device),
         logits=torch.empty((tokens, experts), dtype=dtype, device=device),
-        counter=torch.zeros(1, **whole),
+        counter=integers(1),
         inner=torch.empty((pairs, size), dtype=dtype, device=device),
         results=torch.empty((pairs, hidden), dtype=dtype, device=device),
         groups=Groups(
-            order=torch.empty(pairs, **whole),
-            tiles=torch.empty((tiles, 4), **whole),
-            total=torch.zeros(1, **whole),
-            counts=torch.empty((-(-pairs // SORTED_BLOCK), bins), **whole),
+            order=integers(pairs),
+            tiles=integers(tiles, 4),
+            total=integers(1),
+            counts=integers(-(-pairs // SORTED_BLOCK), bins),
         ),
     )
 
