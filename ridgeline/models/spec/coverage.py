@@ -42,7 +42,7 @@ KINDS = {
 COMPUTED: dict[Backend, frozenset[str]] = {
     "torch": frozenset(KINDS) - {"no_attention", "wide_heads", "mixed_heads", "sparsemixer"},
     "cuda": frozenset(),
-    "native": frozenset(KINDS) - {"no_attention", "wide_heads", "mixed_heads", "sparsemixer"},
+    "native": frozenset(KINDS) - {"no_attention", "wide_heads", "mixed_heads", "sparsemixer", "head_norms"},
 }
 
 
