@@ -8,9 +8,12 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
+from typing import TYPE_CHECKING
 
 from ridgeline.engine.plan.thinking import NO_TAG, Tag, ThinkingTags
-from ridgeline.models.text.tokenizer import Tokenizer
+
+if TYPE_CHECKING:
+    from ridgeline.models.text.tokenizer import Tokenizer
 
 
 @functools.lru_cache(maxsize=64)

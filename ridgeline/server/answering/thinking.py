@@ -13,11 +13,12 @@ from typing import Any
 from ridgeline.engine.client.thinking_tags import thinking_tags
 from ridgeline.engine.plan.thinking import ThinkingBudget, ThinkingCount, ThinkingTags
 from ridgeline.models.text.tokenizer import Tokenizer
-from ridgeline.server.answering.model_formats import ModelFormats
+from ridgeline.server.answering.model_formats import ModelFormats, formats_of
 from ridgeline.server.config import ServerConfig
 from ridgeline.server.effort import DEFAULT, EFFORTS, effort_budgets
 from ridgeline.server.errors import BadRequest
 from ridgeline.server.openai_api.protocol import ChatRequest
+from ridgeline.server.parsing.reasoning import ReasoningFormat
 
 UNLIMITED = -1  # of thinking_token_budget
 _budgets = functools.lru_cache(maxsize=8)(effort_budgets)
@@ -52,8 +53,14 @@ def thinking_of(
                 "thinking_token_budget", "this model does not mark its reasoning, so it cannot be limited"
             )
         return None
-    tags = thinking_tags(tokenizer, reasoning.opener.rstrip(), reasoning.closer, reasoning.leads)
-    return Thinking(tags, inside, budget)
+    return Thinking(_tags(tokenizer, reasoning), inside, budget)
+
+
+def prepare_tags(tokenizer: Tokenizer, config: ServerConfig) -> None:
+    """Read the vocabulary for the tags of a model that thinks, so that its first request does not have to."""
+    reasoning = formats_of(tokenizer, config).reasoning
+    if reasoning is not None:
+        _tags(tokenizer, reasoning)
 
 
 def template_variables(body: ChatRequest) -> dict[str, Any]:
@@ -68,6 +75,10 @@ def template_variables(body: ChatRequest) -> dict[str, Any]:
     if effort == "none":
         return {"enable_thinking": False, "thinking": False}
     return {"reasoning_effort": effort, "enable_thinking": True, "thinking": True}
+
+
+def _tags(tokenizer: Tokenizer, reasoning: ReasoningFormat) -> ThinkingTags:
+    return thinking_tags(tokenizer, reasoning.opener.rstrip(), reasoning.closer, reasoning.leads)
 
 
 def _budget(body: ChatRequest, config: ServerConfig) -> int | None:

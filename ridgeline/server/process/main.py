@@ -156,6 +156,7 @@ async def _serve(
             http, app = _http_server(front)
             serving = asyncio.create_task(http.serve(sockets=[listener]))
             starting = asyncio.create_task(_start_all(supervisors))
+            await _prepare(supervisors, server)
             told_to_stop = asyncio.create_task(stop.wait())
             await asyncio.wait([starting, told_to_stop], return_when=asyncio.FIRST_COMPLETED)
         if starting.done():
@@ -196,6 +197,14 @@ def _say_ready(models: Sequence[Supervised], url: str) -> None:
         url=url,
         models=[model.startup_fields() for model in models],
     )
+
+
+async def _prepare(supervisors: Sequence[Supervisor], server: ServerConfig) -> None:
+    """What the first requests would wait for, computed while the engines load."""
+    from ridgeline.server.answering.thinking import prepare_tags
+
+    for supervisor in supervisors:
+        await asyncio.to_thread(prepare_tags, supervisor.tokenizer, server)
 
 
 async def _start_all(supervisors: Sequence[Supervisor]) -> None:

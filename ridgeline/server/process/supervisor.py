@@ -88,6 +88,12 @@ class Supervisor:
         await self._connect()
         self._watch = asyncio.create_task(self._keep_running())
 
+    @property
+    def tokenizer(self) -> Tokenizer:
+        """The model's tokenizer, from `begin` on."""
+        assert self._tokenizer is not None
+        return self._tokenizer
+
     def ready(self) -> tuple[bool, str]:
         """Whether a new request would be computed now, and if not, why."""
         if self.draining:
