@@ -104,13 +104,11 @@ def test_a_published_config_is_read_right_or_refused_for_its_true_reason(name: s
 
 
 @pytest.mark.parametrize("name", [name for name in READ if name in NAMES])
-def test_exactly_the_dense_unquantized_ones_are_servable(name: str, tmp_path: Path) -> None:
+def test_exactly_the_unquantized_ones_are_servable(name: str, tmp_path: Path) -> None:
     spec = read_spec(checkpoint(name, tmp_path))
-    if "-A" in name or "Mixtral" in name:
-        with pytest.raises(UnsupportedModel, match="mixture of experts is not supported yet"):
-            check_servable(spec)
-    elif "FP8" in name:
-        with pytest.raises(UnsupportedModel, match="quantized as fp8"):
+    quantized = next((kind for kind in ("FP8", "NVFP4") if kind in name), None)
+    if quantized:
+        with pytest.raises(UnsupportedModel, match=f"quantized as {quantized.lower()}"):
             check_servable(spec)
     else:
         check_servable(spec)

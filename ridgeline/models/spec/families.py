@@ -65,7 +65,9 @@ QWEN2_MOE = Family(
     architectures=("Qwen2MoeForCausalLM",),
     qkv_bias=True,
     experts=QWEN_SHARED_EXPERTS,
-    defaults=MappingProxyType({"use_sliding_window": False, "rope_theta": 10_000.0}),
+    defaults=MappingProxyType(
+        {"use_sliding_window": False, "rope_theta": 10_000.0, "shared_expert_intermediate_size": 5632}
+    ),
 )
 
 FAMILIES: dict[str, Family] = {
