@@ -1,7 +1,7 @@
 """Chooses the kernels of routed experts by the number of tokens; the specification is `reference.experts`.
 
 `pairs` for a few tokens, `grouped` beyond; in deterministic mode `grouped` with one tile shape for every
-number of tokens, so that a token's result has the same bits in every batch. MXFP4 experts are always grouped.
+number of tokens, so that a token's result has the same bits in every batch.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from torch import Tensor
 from ridgeline.ops.cuda.experts.group import group
 from ridgeline.ops.cuda.experts.grouped import combine, down_grouped, gate_up_grouped, row_block
 from ridgeline.ops.cuda.experts.mxfp4 import Mxfp4, down_mxfp4, gate_up_mxfp4
+from ridgeline.ops.cuda.experts.mxfp4_pairs import down_mxfp4_pairs, gate_up_mxfp4_pairs
 from ridgeline.ops.cuda.experts.pairs import down_pairs, gate_up_pairs
 from ridgeline.ops.cuda.experts.scratch import ExpertsScratch
 
@@ -51,6 +52,11 @@ def experts(
             bias=gate_up_bias, clamp=clamp, scales_input=scales_input,
         )  # fmt: skip
         down_pairs(inner, chosen, weights, down, out, bias=down_bias, scales_input=scales_input)
+        return
+    if few and isinstance(gate_up, Mxfp4) and isinstance(down, Mxfp4):
+        assert not scales_input, "MXFP4 experts take their input as it is"
+        gate_up_mxfp4_pairs(x, chosen, gate_up, inner, activation, bias=gate_up_bias, clamp=clamp)
+        down_mxfp4_pairs(inner, chosen, weights, down, out, bias=down_bias)
         return
     block_t = FIXED_BLOCK if deterministic else row_block(pairs, num)
     groups = scratch.groups
