@@ -9,7 +9,7 @@
 extern "C" {
 #endif
 
-#define RL_ABI_VERSION 4
+#define RL_ABI_VERSION 5
 #define RL_BLOCK_TOKENS 16 /* tokens of a KV block */
 #define RL_PANEL 16        /* output rows side by side in a packed matrix */
 #define RL_GROUP 32        /* weights of a row that share a scale */
@@ -33,7 +33,12 @@ enum rl_activation { RL_SILU = 0, RL_GELU_TANH = 1, RL_GELU_ERF = 2, RL_RELU = 3
 
 /* What differs between families, as tags. */
 enum rl_norm_kind { RL_RMS_NORM = 0, RL_LAYER_NORM = 1 };
-enum rl_qk_norm { RL_QK_PLAIN = 0, RL_QK_NORM_HEAD = 1 /* per head */, RL_QK_NORM_PROJECTION = 2 /* over all heads */ };
+enum rl_qk_norm {
+  RL_QK_PLAIN = 0,
+  RL_QK_NORM_HEAD = 1,       /* of each head, with one weight for all of them */
+  RL_QK_NORM_PROJECTION = 2, /* over all heads */
+  RL_QK_NORM_HEADS = 3,      /* of each head, with its own weights */
+};
 enum rl_ffn_kind { RL_FFN_GATED = 0, RL_FFN_PLAIN = 1, RL_FFN_EXPERTS = 2 };
 enum rl_scores { RL_SOFTMAX = 0, RL_SIGMOID = 1 };
 
@@ -71,7 +76,7 @@ typedef struct {
   rl_matrix qkv; /* q rows, then k rows, then v rows; the two halves of a rotated head are [first half, second half] */
   rl_matrix output;
   rl_norm attn_norm, post_attn_norm, ffn_norm, post_ffn_norm;
-  const float *q_norm, *k_norm; /* as qk_norm says: [head_dim], or [heads · head_dim] and [kv_heads · head_dim] */
+  const float *q_norm, *k_norm; /* RL_QK_NORM_HEAD: [head_dim]; else [heads · head_dim] and [kv_heads · head_dim] */
   const float* sinks;           /* [heads]: a score that takes part in the softmax and has no value; or null */
   const float *cosine, *sine;   /* [max_context][rotary_dim / 2] */
   float attention_scale, attention_softcap; /* softcap 0: none */

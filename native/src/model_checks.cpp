@@ -32,7 +32,7 @@ std::string attention_flaw(const rl_decoder& d, const rl_layer& layer) {
   std::string flaw = matrix_flaw("qkv", layer.qkv, q_rows + 2 * kv_rows, d.hidden);
   if (flaw.empty()) flaw = matrix_flaw("output", layer.output, d.hidden, q_rows);
   if (!flaw.empty()) return flaw;
-  if (layer.qk_norm < RL_QK_PLAIN || layer.qk_norm > RL_QK_NORM_PROJECTION)
+  if (layer.qk_norm < RL_QK_PLAIN || layer.qk_norm > RL_QK_NORM_HEADS)
     return "no such qk_norm: " + std::to_string(layer.qk_norm);
   const bool normed = layer.qk_norm != RL_QK_PLAIN;
   if (!layer.q_norm == normed || !layer.k_norm == normed) return "q_norm and k_norm come together, and with a qk_norm";

@@ -28,9 +28,11 @@ void Step::rotate_and_store(int index, int token, int head) {
   const int dim = spec_.head_dim, group = spec_.heads / spec_.kv_heads, position = step_.positions[token];
   float* row = m_.qkv.floats() + size_t(token) * m_.qkv_stride;
   float* key = row + (spec_.heads + head) * dim;
-  const bool normed = layer.qk_norm == RL_QK_NORM_HEAD;
-  for (int h = head * group; h < (head + 1) * group; h++) turn(layer, row + h * dim, normed ? layer.q_norm : nullptr, position);
-  turn(layer, key, normed ? layer.k_norm : nullptr, position);
+  const bool normed = layer.qk_norm == RL_QK_NORM_HEAD || layer.qk_norm == RL_QK_NORM_HEADS;
+  const int own = layer.qk_norm == RL_QK_NORM_HEADS ? dim : 0;  // weights from one head to the next
+  for (int h = head * group; h < (head + 1) * group; h++)
+    turn(layer, row + h * dim, normed ? layer.q_norm + h * own : nullptr, position);
+  turn(layer, key, normed ? layer.k_norm + head * own : nullptr, position);
   const int32_t* table = block_table(token);
   const KvHead kv = m_.kv_head(index, head, table);
   alignas(64) float padded[kMaxHeadDim] = {};

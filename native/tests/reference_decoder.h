@@ -160,7 +160,7 @@ class ReferenceDecoder {
   }
 
   void turn(const rl_layer& layer, double* head, const float* weight, size_t position) const {
-    if (weight && layer.qk_norm == RL_QK_NORM_HEAD) norm(head, weight, nullptr, d_.head_dim);
+    if (weight && layer.qk_norm != RL_QK_NORM_PROJECTION) norm(head, weight, nullptr, d_.head_dim);
     const int half = layer.rotary_dim / 2;
     for (int i = 0; i < half; i++) {
       const double a = head[i], b = head[half + i];
@@ -170,15 +170,15 @@ class ReferenceDecoder {
   }
 
   Rows attention(const rl_layer& layer, Rows qkv) const {
-    const int dim = d_.head_dim, group = d_.heads / d_.kv_heads;
+    const int dim = d_.head_dim, group = d_.heads / d_.kv_heads, own = layer.qk_norm == RL_QK_NORM_HEADS ? dim : 0;
     Rows out(qkv.size(), std::vector<double>(size_t(d_.heads) * dim));
     for (size_t t = 0; t < qkv.size(); t++) {
       if (layer.qk_norm == RL_QK_NORM_PROJECTION) {
         norm(qkv[t].data(), layer.q_norm, nullptr, d_.heads * dim);
         norm(&qkv[t][size_t(d_.heads) * dim], layer.k_norm, nullptr, d_.kv_heads * dim);
       }
-      for (int h = 0; h < d_.heads; h++) turn(layer, &qkv[t][size_t(h) * dim], layer.q_norm, t);
-      for (int h = 0; h < d_.kv_heads; h++) turn(layer, &qkv[t][size_t(d_.heads + h) * dim], layer.k_norm, t);
+      for (int h = 0; h < d_.heads; h++) turn(layer, &qkv[t][size_t(h) * dim], layer.q_norm + h * own, t);
+      for (int h = 0; h < d_.kv_heads; h++) turn(layer, &qkv[t][size_t(d_.heads + h) * dim], layer.k_norm + h * own, t);
       size_t first = layer.window && t + 1 > size_t(layer.window) ? t + 1 - size_t(layer.window) : 0;
       if (layer.chunked) first = t / size_t(layer.window) * size_t(layer.window);
       for (int h = 0; h < d_.heads; h++) {

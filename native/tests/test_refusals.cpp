@@ -59,7 +59,7 @@ void tables_that_do_not_fit_are_refused() {
        [](TinyModel& t) { t.decoder.norm_kind = RL_LAYER_NORM, t.layer(0).post_ffn_norm = {nullptr, t.decoder.final_norm.weight}; }},
       {"norm|one head norm of two",
        [](TinyModel& t) { t.layer(0).qk_norm = RL_QK_NORM_HEAD, t.layer(0).q_norm = t.decoder.final_norm.weight, t.layer(0).k_norm = nullptr; }},
-      {"qk_norm|no such norm of heads", [](TinyModel& t) { t.layer(0).qk_norm = 3; }},
+      {"qk_norm|no such norm of heads", [](TinyModel& t) { t.layer(0).qk_norm = 4; }},
       {"qk_norm|a norm of heads that is not asked for",
        [](TinyModel& t) { t.layer(0).qk_norm = RL_QK_PLAIN, t.layer(0).q_norm = t.layer(0).k_norm = t.decoder.final_norm.weight; }},
       {"positions|too few positions", [](TinyModel& t) { t.decoder.positions = t.decoder.embedding, t.decoder.positions.n = 199; }},

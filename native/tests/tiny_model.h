@@ -97,8 +97,8 @@ class TinyModel {
     const bool before = !one_in(5);
     if (before) l.attn_norm = norm(), l.ffn_norm = l.parallel && one_in(2) ? l.attn_norm : norm();
     if (!before || one_in(2)) l.post_attn_norm = norm(), l.post_ffn_norm = norm();
-    l.qk_norm = random_.integer(RL_QK_PLAIN, RL_QK_NORM_PROJECTION);
-    const bool whole = l.qk_norm == RL_QK_NORM_PROJECTION;
+    l.qk_norm = random_.integer(RL_QK_PLAIN, RL_QK_NORM_HEADS);
+    const bool whole = l.qk_norm != RL_QK_NORM_HEAD;
     if (l.qk_norm != RL_QK_PLAIN)
       l.q_norm = norm_weights(d.head_dim * (whole ? d.heads : 1)), l.k_norm = norm_weights(d.head_dim * (whole ? d.kv_heads : 1));
     if (one_in(3)) l.sinks = keep(random_floats(random_, d.heads, 1.0f));

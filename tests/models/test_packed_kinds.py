@@ -75,6 +75,7 @@ SPECS = {
     "parallel": spec_of(layer(norms=Norms(parallel=True)), layer(), norm=LAYER_NORM),
     "parallel_shared": spec_of(layer(norms=Norms(parallel=True, shared=True)), layer(), residual_scale=0.6),
     "projection_norm": spec_of(layer(qk_norm="projection"), layer(qk_norm="head"), layer()),
+    "head_norms": spec_of(layer(qk_norm="heads"), layer(qk_norm="heads", rope=None), norm=LAYER_NORM),
     "sinks": spec_of(layer(sinks=True), layer(sinks=True, window=7), layer()),
     "chunked": spec_of(layer(window=9, chunked=True), layer(window=9)),
     "no_rope": spec_of(layer(rope=None), layer()),

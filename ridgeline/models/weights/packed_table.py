@@ -38,7 +38,12 @@ ACTIVATIONS = {
     "relu": Activation.RELU,
 }
 _NORM_KINDS = {"rms": NormKind.RMS, "layer": NormKind.LAYER}
-_QK_NORMS = {"": QkNorm.PLAIN, "head": QkNorm.HEAD, "projection": QkNorm.PROJECTION}
+_QK_NORMS = {
+    "": QkNorm.PLAIN,
+    "head": QkNorm.HEAD,
+    "heads": QkNorm.HEADS,
+    "projection": QkNorm.PROJECTION,
+}
 _SCORES = {"softmax": Scores.SOFTMAX, "sigmoid": Scores.SIGMOID}
 
 Rotation = tuple[Floats, Floats]

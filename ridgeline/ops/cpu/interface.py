@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
-ABI_VERSION = 4  # RL_ABI_VERSION
+ABI_VERSION = 5  # RL_ABI_VERSION
 ALIGNMENT = 64  # bytes; of every packed matrix
 
 _SUFFIX = "dylib" if platform.system() == "Darwin" else "so"
@@ -69,6 +69,7 @@ class QkNorm(IntEnum):
     PLAIN = 0
     HEAD = 1
     PROJECTION = 2
+    HEADS = 3
 
 
 class FfnKind(IntEnum):

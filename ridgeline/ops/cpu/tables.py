@@ -125,8 +125,8 @@ class DecoderTable:
 
 def c_layer(layer: LayerTable, table: DecoderTable) -> CLayer:
     """Holds no reference to the arrays: the table must outlive it."""
-    per_head = layer.qk_norm is not QkNorm.PROJECTION
-    q_norm, k_norm = (table.head_dim * (1 if per_head else heads) for heads in (table.heads, table.kv_heads))
+    shared = layer.qk_norm is QkNorm.HEAD
+    q_norm, k_norm = (table.head_dim * (1 if shared else heads) for heads in (table.heads, table.kv_heads))
     fields: dict[str, Any] = {name: _norm(getattr(layer, name), table.hidden, name) for name in LAYER_NORMS}
     tables = (table.max_context, layer.rotary_dim // 2)
     for name, array, shape in (
