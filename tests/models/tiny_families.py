@@ -82,6 +82,21 @@ DENSE: dict[str, tuple[str, dict[str, Any]]] = {
         {"num_key_value_heads": None, "use_parallel_residual": False, "attention_bias": False},
     ),
     "gpt2": ("GPT2", {"num_key_value_heads": None, "n_inner": 96, "tie_word_embeddings": True}),
+    "ministral3": (
+        "Ministral3",
+        {
+            "head_dim": 24,
+            "rope_parameters": {
+                "rope_type": "yarn",
+                "rope_theta": 10000.0,
+                "factor": 2.0,
+                "original_max_position_embeddings": 128,
+                "mscale": 1.0,
+                "mscale_all_dim": 1.0,
+                "llama_4_scaling_beta": 0.1,
+            },
+        },
+    ),
     "ministral": (
         "Ministral",
         {

@@ -21,6 +21,7 @@ from ridgeline.models.spec.declarations.llama import (
     INTERNLM3,
     LLAMA,
     MINISTRAL,
+    MINISTRAL3,
     MISTRAL,
     SMOLLM3,
 )
@@ -73,7 +74,7 @@ QWEN2_MOE = Family(
 FAMILIES: dict[str, Family] = {
     family.name: family
     for family in (
-        *(LLAMA, MISTRAL, MINISTRAL, GRANITE, SMOLLM3, INTERNLM2, INTERNLM3),
+        *(LLAMA, MISTRAL, MINISTRAL, MINISTRAL3, GRANITE, SMOLLM3, INTERNLM2, INTERNLM3),
         *(QWEN2, QWEN3, GEMMA2, GEMMA3, PHI3, OLMO2, GLM, GLM4),
         *(COHERE, COHERE2, GPT2, GPT_NEOX, STARCODER2),
         *(MIXTRAL, QWEN3_MOE, QWEN2_MOE),

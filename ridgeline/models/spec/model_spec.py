@@ -253,9 +253,11 @@ class ModelSpec:
 
 def longest_context(stated: int, ropes: Iterable[RopeSpec | None]) -> int:
     """`stated`, or more if yarn extends it: such configs often keep the trained length."""
+    scalings = [rope.scaling for rope in ropes if rope is not None and rope.scaling is not None]
     stretched = (
         int(scaling.original_context * scaling.factor)
-        for scaling in (rope.scaling for rope in ropes if rope is not None)
-        if scaling is not None and scaling.kind == "yarn" and scaling.original_context is not None
+        for scaling in scalings
+        if scaling.kind == "yarn" and scaling.original_context is not None
     )
-    return max(stated, *stretched, 0)
+    limits = [scaling.last_position for scaling in scalings if scaling.last_position is not None]
+    return min(max(stated, *stretched, 0), *limits) if limits else max(stated, *stretched, 0)

@@ -38,6 +38,31 @@ MINISTRAL = Family(
     defaults=MappingProxyType({"sliding_window": 4096, "rope_theta": 10_000.0}),
 )
 
+# Queries beyond the trained context are scaled by position; the family is served up to there.
+MINISTRAL3 = Family(
+    name="ministral3",
+    model_types=("ministral3",),
+    architectures=("Ministral3ForCausalLM", "Mistral3ForConditionalGeneration"),
+    reads=frozenset({"llama_4_scaling_beta"}),
+    window_rule="every",
+    defaults=MappingProxyType(
+        {
+            "head_dim": 128,
+            "sliding_window": None,
+            "rope_theta": 10_000.0,
+            "rope_parameters": {
+                "rope_type": "yarn",
+                "rope_theta": 1_000_000.0,
+                "factor": 16.0,
+                "original_max_position_embeddings": 16_384,
+                "mscale": 1.0,
+                "mscale_all_dim": 1.0,
+                "llama_4_scaling_beta": 0.1,
+            },
+        }
+    ),
+)
+
 GRANITE = Family(
     name="granite",
     model_types=("granite",),

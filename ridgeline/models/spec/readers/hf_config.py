@@ -296,7 +296,8 @@ def _special_tokens(
     generation = ConfigValues(generation_config, f"{name}: generation_config.json")
     begins = values.integers("bos_token_id") or generation.integers("bos_token_id")
     bos = begins[0] if begins else None
-    eos = generation.integers("eos_token_id") or values.integers("eos_token_id")
+    stated = values.integers("eos_token_id")
+    eos = generation.integers("eos_token_id") or stated
     for key, token in [("bos_token_id", bos), *(("eos_token_id", token) for token in eos)]:
         if token is not None and not 0 <= token < vocab_size:
             raise BrokenModel(f"{values.where}: {key} {token} is outside the vocabulary of {vocab_size}")

@@ -31,6 +31,7 @@ KNOWN_KEYS = {
     "mscale_all_dim",
     "truncate",
     "partial_rotary_factor",
+    "max_position_embeddings",  # repeats the config's
     "short_factor",
     "long_factor",
 }
@@ -62,7 +63,13 @@ def read_ropes(values: ConfigValues, family: Family, head_dim: int) -> tuple[Rop
 def rope_notes(ropes: Iterable[RopeSpec | None]) -> tuple[str, ...]:
     """What a user must know about the scaling of these ropes."""
     scalings = {rope.scaling for rope in ropes if rope is not None and rope.scaling is not None}
-    return tuple(
+    limited = tuple(
+        f"served up to {scaling.last_position} tokens: later queries are scaled (llama_4_scaling_beta), "
+        "which is not computed"
+        for scaling in scalings
+        if scaling.last_position is not None
+    )
+    return limited + tuple(
         f"LongRoPE: its short factors are used if max_context is at most {scaling.original_context} tokens, "
         "its long ones for every sequence otherwise"
         for scaling in scalings
@@ -76,7 +83,7 @@ def _read_rope(
     """One set of rope parameters; `theta`: the config's value outside of it, or the family's default."""
     values = ConfigValues(parameters, config.where, prefix="rope parameter ", defaults={"rope_theta": theta})
     for key, value in parameters.items():
-        if key not in KNOWN_KEYS and is_set(value):
+        if key not in KNOWN_KEYS | family.reads and is_set(value):
             raise UnsupportedModel(
                 f"{config.where}: rotary positions with {key} = {shown(value)} are not supported"
             )
@@ -147,6 +154,7 @@ def _read_yarn(values: ConfigValues, config: ConfigValues) -> RopeScaling:
         beta_fast=values.optional_number("beta_fast") or 32.0,
         beta_slow=values.optional_number("beta_slow") or 1.0,
         attention_factor=attention_factor,
+        last_position=original if values.has("llama_4_scaling_beta") else None,
     )
 
 
