@@ -26,7 +26,7 @@ def step_limit_seconds(spec: Any, record: Any, shared_tokens: int = 0) -> float:
     attention = decodes + prompt_attention_flops(spec, record)
     flops = tokens * spec.matmul_flops_per_token + samples * spec.lm_head_flops + attention
     context = record.decode_context - shared_tokens * max(0, record.decode_batch - 1)
-    weights = BYTES * (spec.matmul_parameters + spec.vocab_size * spec.hidden_size)
+    weights = spec.weight_bytes_read("bfloat16", tokens)
     return max(
         (weights + context * CacheLayout.of(spec, BYTES).token_bytes) / READ_BYTES_PER_S, flops / FLOPS_PER_S
     )

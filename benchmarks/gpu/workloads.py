@@ -47,6 +47,21 @@ SHAPES: dict[str, dict[str, Any]] = {
         "num_key_value_heads": 8,
         "tie_word_embeddings": False,
     },
+    "qwen3-30b-a3b": _QWEN3
+    | {
+        "architectures": ["Qwen3MoeForCausalLM"],
+        "model_type": "qwen3_moe",
+        "hidden_size": 2048,
+        "intermediate_size": 6144,
+        "moe_intermediate_size": 768,
+        "num_experts": 128,
+        "num_experts_per_tok": 8,
+        "norm_topk_prob": True,
+        "num_hidden_layers": 48,
+        "num_attention_heads": 32,
+        "num_key_value_heads": 4,
+        "tie_word_embeddings": False,
+    },
 }
 CASES = ("decode-bs1", "decode-bs64", "prefill", "shared-prefix", "long", "offline-mix")
 
@@ -61,6 +76,8 @@ PEERS: dict[str, dict[str, float]] = {
         "long": 11.7,
         "offline-mix": 9_672,
     },
+    # vLLM 0.26.0
+    "qwen3-30b-a3b": {"decode-bs1": 232, "decode-bs64": 2_803, "prefill": 62_644, "offline-mix": 6_168},
 }
 # What each case counts: tokens that come out, tokens that go in, or the seconds it takes.
 UNITS = {

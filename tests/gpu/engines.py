@@ -21,6 +21,7 @@ from ridgeline.engine.run.cuda.runner import CudaRunner
 from ridgeline.engine.run.sampler import Sampler
 from ridgeline.engine.run.torch_runner import TorchRunner
 from ridgeline.models.decoders.reference import Decoder, allocate_kv
+from ridgeline.models.spec.ffn import Experts, Router
 from ridgeline.models.spec.model_spec import ModelSpec
 from ridgeline.models.spec.rope import RopeSpec
 from ridgeline.models.weights.torch_weights import DecoderWeights, LayerWeights, random_weights
@@ -100,12 +101,17 @@ def family(name: str, **sizes: Any) -> ModelSpec:
             "logit_softcap": 30.0,
             "softcap": 50.0,
         }
+    elif name == "qwen3_moe":
+        features = {"qk_norm": True, "experts": Experts(6, 3, 16)}
+    elif name == "qwen2_moe":
+        routed = Experts(5, 2, 24, shared_size=40, shared_gate=True, router=Router(normalized=False))
+        features = {"qkv_bias": True, "experts": routed, "dense_layers": (1,)}
     elif name != "llama":
         raise ValueError(f"unknown family {name!r}")
     return decoder_spec(family=name, name=name, norm_eps=1e-6, layers=layers, **features, **shape)
 
 
-FAMILIES = ("llama", "qwen2", "qwen3", "mistral", "gemma3")
+FAMILIES = ("llama", "qwen2", "qwen3", "mistral", "gemma3", "qwen3_moe", "qwen2_moe")
 
 
 def weights_of(

@@ -42,6 +42,20 @@ SHAPES: dict[str, dict[str, Any]] = {
         "num_attention_heads": 32,
         "tie_word_embeddings": False,
     },
+    "qwen3-30b-a3b": {
+        "model_type": "qwen3_moe",
+        "architectures": ["Qwen3MoeForCausalLM"],
+        "hidden_size": 2048,
+        "intermediate_size": 6144,
+        "moe_intermediate_size": 768,
+        "num_experts": 128,
+        "num_experts_per_tok": 8,
+        "norm_topk_prob": True,
+        "num_hidden_layers": 48,
+        "num_attention_heads": 32,
+        "num_key_value_heads": 4,
+        "tie_word_embeddings": False,
+    },
     "tiny": {
         "hidden_size": 48,
         "intermediate_size": 100,
@@ -82,8 +96,9 @@ def test_no_buffer_is_larger_than_planned_and_the_plan_not_much_larger_than_the_
     planned = workspace(spec, 2, step_tokens, max_running, context)
     rows = -(-max_running // LADDER_STEP) * LADDER_STEP
     made = Buffers.allocate(spec, torch.bfloat16, torch.device("meta"), max(step_tokens, rows), rows, context)
-    for field, entry in {"prefill": "gather", "decode": "splits"}.items():
-        assert nbytes(getattr(made, field)) <= planned[entry], entry
+    for field, entry in {"prefill": "gather", "decode": "splits", "experts": "experts"}.items():
+        scratch = getattr(made, field)
+        assert (0 if scratch is None else nbytes(scratch)) <= planned[entry], entry
     for field in fields(made):
         value = getattr(made, field.name)
         if isinstance(value, torch.Tensor):

@@ -9,11 +9,14 @@ beyond, and one fixed arithmetic for all of them in deterministic mode.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
+from typing import cast
 
 import torch
 from torch import Tensor
 
 from ridgeline.models.decoders.cuda_buffers import Buffers
+from ridgeline.models.decoders.cuda_ffn import GatedActivation, build_ffn
 from ridgeline.models.spec.ffn import Dense
 from ridgeline.models.spec.mixers import Attention
 from ridgeline.models.spec.model_spec import ModelSpec
@@ -26,7 +29,7 @@ from ridgeline.ops.cuda.attention.prefill_plan import PrefillViews
 from ridgeline.ops.cuda.attention.rope_kv import rope_write
 from ridgeline.ops.cuda.attention.shared_prefix import SharedPrefix, shared_prefix_attention
 from ridgeline.ops.cuda.linear.gemv import gemv
-from ridgeline.ops.cuda.linear.linear import branch_splits, gate_up, linear, uses_gemv
+from ridgeline.ops.cuda.linear.linear import branch_splits, linear, uses_gemv
 from ridgeline.ops.cuda.norm import add_norm, embed_norm, norm_tile
 
 
@@ -71,10 +74,13 @@ class CudaDecoder:
         self.kv = kv
         self.buffers = buffers
         self.deterministic = deterministic
-        ffn = spec.layers[0].ffn
-        assert isinstance(ffn, Dense), "coverage refuses other kinds"
-        assert ffn.activation == "silu" or ffn.activation == "gelu_tanh"
-        self._activation = ffn.activation
+        self._ffns = [
+            build_ffn(layer.ffn, w, buffers, deterministic=deterministic)
+            for layer, w in zip(spec.layers, weights.layers, strict=True)
+            if layer.ffn is not None
+        ]
+        # One token passes plain layers in five kernels each.
+        self._fuses = all(isinstance(layer.ffn, Dense) and not layer.norms.after for layer in spec.layers)
         device = weights.embed.device
         self._ropes: dict[RopeSpec | None, tuple[Tensor, Tensor]] = {
             rope: (torch.from_numpy(cos).to(device), torch.from_numpy(sin).to(device))
@@ -85,10 +91,7 @@ class CudaDecoder:
         """Compute the step's tokens, write their KV, and return logits [num_logits, vocab] in the model's
         dtype, valid until the next call. The hidden states of all `logit_rows` are then in buffers.normed.
         """
-        fuses = (
-            uses_gemv(step.num_tokens, deterministic=self.deterministic)
-            and not self.spec.layers[0].norms.after
-        )
+        fuses = self._fuses and uses_gemv(step.num_tokens, deterministic=self.deterministic)
         if step.only_decodes and fuses:
             return self._forward_few(step)
         spec, weights, buffers, eps = self.spec, self.weights, self.buffers, self.spec.norm.eps
@@ -113,8 +116,7 @@ class CudaDecoder:
                 post_weight=w.post_attn_norm,
                 tile=tile,
             )
-            self._gate(normed, w)
-            branch = self._project(buffers.gated[:tokens], there(w.down), buffers.branch, step)
+            branch = self._ffns[number].branch(normed, partial(self._project, step=step))
             rows = step.logit_rows if number == spec.num_layers - 1 else None
             add_norm(
                 branch,
@@ -149,6 +151,7 @@ class CudaDecoder:
         residual, normed, gates = buffers.residual[:rows], buffers.normed[:rows], buffers.gated[:rows]
         qkv, attended = buffers.qkv[:rows], buffers.attended[:rows]
         first = weights.layers[0]
+        activation = cast(GatedActivation, spec.layers[0].ffn.activation)  # type: ignore[union-attr]
         embed_norm(
             step.token_ids,
             weights.embed,
@@ -168,7 +171,7 @@ class CudaDecoder:
                 gates,
                 norm_weight=w.ffn_norm,
                 eps=eps,
-                activation=self._activation,
+                activation=activation,
                 bias=w.gate_up_bias,
             )
             gemv(gates, there(w.down), None, residual=residual, bias=w.down_bias)
@@ -189,19 +192,6 @@ class CudaDecoder:
             result = self.buffers.partials[: splits * tokens * width].view(splits, tokens, width)
         linear(x, weight, result, deterministic=self.deterministic)
         return result
-
-    def _gate(self, normed: Tensor, w: LayerWeights) -> None:
-        """buffers.gated = act(gate(normed)) · up(normed)"""
-        tokens = len(normed)
-        gate_up(
-            normed,
-            there(w.gate_up),
-            self.buffers.gated[:tokens],
-            self._activation,
-            bias=w.gate_up_bias,
-            scratch=self.buffers.gate_up[:tokens],
-            deterministic=self.deterministic,
-        )
 
     def _attend(self, qkv: Tensor, mixer: Attention, w: LayerWeights, kv: Tensor, step: DeviceStep) -> None:
         """Compute buffers.attended for all rows, and write their keys and values to the cache."""

@@ -5,16 +5,21 @@ them, and a graph's addresses never change. `cuda_workspace` predicts their byte
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
 
+from ridgeline.models.spec.ffn import Experts
 from ridgeline.models.spec.model_spec import ModelSpec
 from ridgeline.ops.cuda.attention.decode_attention import decode_splits
 from ridgeline.ops.cuda.attention.decode_combine import DecodeScratch, decode_scratch
 from ridgeline.ops.cuda.attention.gather_kv import PrefillScratch, gather_scratch_tokens, make_prefill_scratch
 from ridgeline.ops.cuda.attention.shared_prefix import prefix_parts
+from ridgeline.ops.cuda.experts.scratch import ExpertsScratch, experts_scratch
 from ridgeline.ops.cuda.linear.linear import MOST_SPLIT, branch_splits
+
+NOTHING = torch.empty(0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,6 +38,9 @@ class Buffers:
     partials: Tensor  # flat float32: split-K sums
     decode: DecodeScratch
     prefill: PrefillScratch
+    experts: ExpertsScratch | None = None
+    shared: Tensor = NOTHING  # [T, h]: output of shared experts
+    shared_scale: Tensor = NOTHING  # [T, 1]
 
     @classmethod
     def allocate(
@@ -66,7 +74,24 @@ class Buffers:
             prefill=make_prefill_scratch(
                 gather_scratch_tokens(tokens, max_context), kv_heads, head_dim, dtype, device
             ),
+            **_for_experts(spec, dtype, device, tokens),
         )
+
+
+def _for_experts(spec: ModelSpec, dtype: torch.dtype, device: torch.device, tokens: int) -> dict[str, Any]:
+    """One scratch is large enough for the experts of every layer."""
+    kinds = {layer.ffn for layer in spec.layers if isinstance(layer.ffn, Experts)}
+    if not kinds:
+        return {}
+    num, size = max(ffn.num for ffn in kinds), max(ffn.size for ffn in kinds)
+    per_token = max(ffn.per_token for ffn in kinds)
+    made: dict[str, Any] = {
+        "experts": experts_scratch(tokens, num, per_token, spec.hidden_size, size, dtype, device)
+    }
+    if any(ffn.shared_size for ffn in kinds):
+        made["shared"] = torch.empty((tokens, spec.hidden_size), dtype=dtype, device=device)
+        made["shared_scale"] = torch.empty((tokens, 1), dtype=dtype, device=device)
+    return made
 
 
 def _parts(most_rows: int, heads: int, kv_heads: int) -> int:

@@ -6,6 +6,7 @@ the sum before anything is loaded, so an entry may be a little too large, but ne
 
 from __future__ import annotations
 
+from ridgeline.models.spec.ffn import Experts
 from ridgeline.models.spec.model_spec import ModelSpec
 
 LADDER_STEP = 32  # decode batches are padded to a size that has a graph
@@ -17,6 +18,7 @@ BLOCK_TOKENS = 16
 SMS = 132
 PART_PROGRAMS, PARTS_MOST, PARTS_OF_MANY = 8 * SMS, 64, 2  # programs for few decode rows, parts of each row
 PREFIX_PARTS_MOST, PREFIX_TILE_HEADS = 16, 128  # of a shared prefix, and the heads of its tiles
+EXPERT_TILE, SORTED_PAIRS = 16, 256  # rows of the smallest tile of experts, pairs sorted by a program
 ROW_NUMBERS = 4096  # for a sequence's sampling: parameters, biases, end tokens
 LOGPROB_PART_TOKENS, LOGPROB_PART_BYTES = 2048, 192
 FLOAT_BYTES, INT_BYTES = 4, 4
@@ -32,6 +34,7 @@ def workspace(
     blocks = -(-max_context // BLOCK_TOKENS)
     hidden, ffn, head = spec.hidden_size, spec.ffn_size, spec.head_dim
     heads, qkv = spec.num_heads * head, (spec.num_heads + 2 * spec.num_kv_heads) * head
+    shared = any(isinstance(layer.ffn, Experts) and layer.ffn.shared_size for layer in spec.layers)
     ropes = {mixer.rope for mixer in spec.attentions if mixer.rope is not None}
     return {
         "residual": tokens * hidden * dtype_bytes,
@@ -47,6 +50,9 @@ def workspace(
         "gather": 2 * spec.num_kv_heads * _gather_tokens(tokens, max_context) * head * dtype_bytes,
         "splits": _decode_parts(rows, spec) * (spec.num_heads * (head + 2) + spec.num_kv_heads) * FLOAT_BYTES,
         "rope": sum(2 * max_context * (rope.dim // 2) * FLOAT_BYTES for rope in ropes),
+        "experts": _experts(spec, dtype_bytes, tokens),
+        "shared": tokens * hidden * dtype_bytes if shared else 0,
+        "shared_scale": tokens * dtype_bytes if shared else 0,
         "inputs": (20 * tokens + 3 * kept_rows * (blocks + LADDER_STEP)) * INT_BYTES,
         "sampling": _sampling(spec.vocab_size, rows, kept_rows),
     }
@@ -75,6 +81,20 @@ def _decode_parts(most_rows: int, spec: ModelSpec) -> int:
         tiles = -(-rows // rows_per_tile) * spec.num_kv_heads
         most = max(most, rows * (splits + max(1, min(PREFIX_PARTS_MOST, SMS // tiles))))
     return most + most_rows
+
+
+def _experts(spec: ModelSpec, dtype_bytes: int, tokens: int) -> int:
+    """The choices, and each pair of a token and an expert."""
+    kinds = {layer.ffn for layer in spec.layers if isinstance(layer.ffn, Experts)}
+    if not kinds:
+        return 0
+    num, size = max(ffn.num for ffn in kinds), max(ffn.size for ffn in kinds)
+    pairs = tokens * max(ffn.per_token for ffn in kinds)
+    choices = pairs * (INT_BYTES + FLOAT_BYTES) + tokens * num * dtype_bytes
+    results = pairs * (size + spec.hidden_size) * dtype_bytes
+    tiles = num + pairs // EXPERT_TILE + 1
+    sort = (pairs + 4 * tiles + (pairs // SORTED_PAIRS + 1) * 2 * (num + 1) + 64) * INT_BYTES
+    return choices + results + sort
 
 
 def _gather_tokens(tokens: int, max_context: int) -> int:

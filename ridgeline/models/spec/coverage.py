@@ -41,7 +41,7 @@ KINDS = {
 }
 COMPUTED: dict[Backend, frozenset[str]] = {
     "torch": frozenset(KINDS) - {"no_attention", "wide_heads", "mixed_heads", "sparsemixer"},
-    "cuda": frozenset(),
+    "cuda": frozenset({"experts"}),
     "native": frozenset(
         {
             *("experts", "layer_norm", "no_pre_norm", "parallel", "projection_norm", "head_norms", "sinks"),

@@ -1,0 +1,144 @@
+"""The feed-forward parts of the CUDA decoder's layers, each built once from its LayerSpec and weights.
+
+`branch` computes what a part adds to the residual, as a row per token or as the partial sums of a split product.
+Nothing here allocates, synchronizes or reads a value from the device.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Literal, Protocol, cast
+
+import torch
+from torch import Tensor
+
+from ridgeline.models.decoders.cuda_buffers import Buffers
+from ridgeline.models.spec.ffn import Dense, Experts, Ffn
+from ridgeline.models.weights.torch_weights import LayerWeights, there
+from ridgeline.ops.cuda.experts.experts import experts
+from ridgeline.ops.cuda.experts.route import MOST_FEW, Scores, route, route_few
+from ridgeline.ops.cuda.linear.linear import gate_up, linear
+
+Project = Callable[[Tensor, Tensor, Tensor], Tensor]  # x, weight, out → rows, or partial sums
+GatedActivation = Literal["silu", "gelu_tanh"]
+
+
+class FfnPart(Protocol):
+    def branch(self, normed: Tensor, project: Project) -> Tensor: ...
+
+
+def build_ffn(ffn: Ffn, weights: LayerWeights, buffers: Buffers, *, deterministic: bool) -> FfnPart:
+    part = DensePart if isinstance(ffn, Dense) else ExpertsPart
+    return part(ffn, weights, buffers, deterministic)  # type: ignore[arg-type]
+
+
+class DensePart:
+    def __init__(self, ffn: Dense, weights: LayerWeights, buffers: Buffers, deterministic: bool) -> None:
+        self._gated = _Gated(ffn.activation, weights, buffers, deterministic)
+        self._weights, self._buffers = weights, buffers
+
+    def branch(self, normed: Tensor, project: Project) -> Tensor:
+        """The bias of the last product is left to the consumer, which adds it with the residual."""
+        return project(self._gated(normed), there(self._weights.down), self._buffers.branch)
+
+
+class ExpertsPart:
+    """Routed experts, and the part that all tokens use where the family has one."""
+
+    def __init__(self, ffn: Experts, weights: LayerWeights, buffers: Buffers, deterministic: bool) -> None:
+        self._ffn, self._weights, self._buffers = ffn, weights, buffers
+        self._deterministic = deterministic
+        self._gated = _Gated(ffn.activation, weights, buffers, deterministic) if ffn.shared_size else None
+
+    def branch(self, normed: Tensor, project: Project) -> Tensor:
+        ffn, w, tokens = self._ffn, self._weights, len(normed)
+        scratch, out = self._buffers.experts, self._buffers.branch[:tokens]
+        assert scratch is not None
+        chosen, shares = scratch.chosen[:tokens], scratch.weights[:tokens]
+        self._route(normed, chosen, shares)
+        experts(
+            normed,
+            chosen,
+            shares,
+            there(w.experts_gate_up),
+            there(w.experts_down),
+            out,
+            ffn.activation,
+            scratch,
+            gate_up_bias=w.experts_gate_up_bias,
+            down_bias=w.experts_down_bias,
+            clamp=ffn.clamp,
+            scales_input=ffn.router.scales_input,
+            deterministic=self._deterministic,
+        )
+        if self._gated is not None:
+            self._add_shared(normed, out)
+        return out
+
+    def _route(self, normed: Tensor, chosen: Tensor, shares: Tensor) -> None:
+        router, w, tokens = self._ffn.router, self._weights, len(normed)
+        scratch = self._buffers.experts
+        assert scratch is not None
+        logits, matrix = scratch.logits[:tokens], there(w.router)
+        if tokens <= MOST_FEW and not self._deterministic:
+            route_few(
+                normed,
+                matrix,
+                chosen,
+                shares,
+                logits,
+                scratch.counter,
+                router_bias=w.router_bias,
+                scores=cast(Scores, router.scores),
+                normalized=router.normalized,
+                scale=router.scale,
+                choice_bias=w.choice_bias,
+                groups=router.groups,
+                top_groups=router.top_groups,
+            )
+            return
+        linear(normed, matrix, logits, w.router_bias, deterministic=self._deterministic)
+        route(
+            logits,
+            chosen,
+            shares,
+            scores=cast(Scores, router.scores),
+            normalized=router.normalized,
+            scale=router.scale,
+            choice_bias=w.choice_bias,
+            groups=router.groups,
+            top_groups=router.top_groups,
+        )
+
+    def _add_shared(self, normed: Tensor, out: Tensor) -> None:
+        assert self._gated is not None
+        w, shared = self._weights, self._buffers.shared[: len(normed)]
+        linear(self._gated(normed), there(w.down), shared, deterministic=self._deterministic)
+        if w.shared_scale is None:
+            out.add_(shared)
+            return
+        scale = self._buffers.shared_scale[: len(normed)]
+        torch.mm(normed, w.shared_scale.t(), out=scale)
+        out.addcmul_(shared, scale.sigmoid_())
+
+
+class _Gated:
+    """act(gate) · up, in buffers.gated."""
+
+    def __init__(self, activation: str, weights: LayerWeights, buffers: Buffers, deterministic: bool) -> None:
+        self._activation = cast(GatedActivation, activation)
+        self._weights, self._buffers, self._deterministic = weights, buffers, deterministic
+
+    def __call__(self, normed: Tensor) -> Tensor:
+        tokens = len(normed)
+        out = self._buffers.gated[:tokens]
+        gate_up(
+            normed,
+            there(self._weights.gate_up),
+            out,
+            self._activation,
+            bias=self._weights.gate_up_bias,
+            scratch=self._buffers.gate_up[:tokens],
+            deterministic=self._deterministic,
+        )
+        return out
