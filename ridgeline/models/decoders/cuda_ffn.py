@@ -1,7 +1,7 @@
 """The feed-forward parts of the CUDA decoder's layers, each built once from its LayerSpec and weights.
 
-`branch` computes what a part adds to the residual, as a row per token or as the partial sums of a split product.
-Nothing here allocates, synchronizes or reads a value from the device.
+`branch` computes what a part adds to the residual, as a row per token or as the partial sums of a split
+product. Nothing here allocates, synchronizes or reads a value from the device.
 """
 
 from __future__ import annotations
