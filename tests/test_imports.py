@@ -60,6 +60,7 @@ NEED_TORCH = {
     "ridgeline.engine.run.torch_runner",
     "ridgeline.engine.limits.torch_limits",
     "ridgeline.models.decoders.reference",
+    "ridgeline.models.decoders.reference_layers",
     "ridgeline.models.encoders.reference",
     "ridgeline.models.weights.torch_weights",
     "ridgeline.models.weights.stream",
@@ -73,7 +74,7 @@ NEED_TRITON = {
     *(f"ridgeline.engine.run.cuda.{name}" for name in ("inputs", "runner", "sampling", "warm")),
     "ridgeline.engine.start.cuda_trial",
     "ridgeline.engine.run.prompt_scores",
-    *(f"ridgeline.models.decoders.{name}" for name in ("cuda_buffers", "cuda")),
+    *(f"ridgeline.models.decoders.{name}" for name in ("cuda_buffers", "cuda_ffn", "cuda")),
 }
 GENERATE = """
 from ridgeline import LLM, SamplingParams
