@@ -8,6 +8,7 @@ from __future__ import annotations
 from typing import Any
 
 from ridgeline.models.spec.cache_layout import CacheLayout
+from ridgeline.models.spec.ffn import Experts
 
 READ_BYTES_PER_S = 4.27e12
 FLOPS_PER_S = 791e12
@@ -26,9 +27,18 @@ def step_limit_seconds(spec: Any, record: Any, shared_tokens: int = 0) -> float:
     attention = decodes + prompt_attention_flops(spec, record)
     flops = tokens * spec.matmul_flops_per_token + samples * spec.lm_head_flops + attention
     context = record.decode_context - shared_tokens * max(0, record.decode_batch - 1)
-    weights = spec.weight_bytes_read("bfloat16", tokens)
+    weights = BYTES * (matrices_read(spec, tokens) + spec.vocab_size * spec.hidden_size)
     return max(
         (weights + context * CacheLayout.of(spec, BYTES).token_bytes) / READ_BYTES_PER_S, flops / FLOPS_PER_S
+    )
+
+
+def matrices_read(spec: Any, tokens: int) -> float:
+    """Weights of the layers that a step reads: of experts, those that its tokens are expected to choose."""
+    return float(spec.matmul_parameters) + sum(
+        count * (ffn.expected_distinct(tokens) - ffn.per_token) * ffn.expert_matrix(spec.hidden_size)
+        for ffn, count in ((layer.ffn, count) for layer, count in spec.kinds)
+        if isinstance(ffn, Experts)
     )
 
 

@@ -8,8 +8,6 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from ridgeline.gateway.tenants.keys import usd_text
-
 FLAGS: tuple[tuple[str, str, Callable[[str], Any], str], ...] = (
     ("rpm", "requests_per_minute", int, "requests in any 60 seconds"),
     ("tpm", "tokens_per_minute", int, "tokens in any 60 seconds, read and written"),
@@ -39,6 +37,8 @@ def given_limits(args: argparse.Namespace) -> dict[str, Any]:
 
 
 def limits_line(limits: dict[str, Any]) -> str:
+    from ridgeline.gateway.tenants.keys import usd_text
+
     units = {
         "requests_per_minute": "{:,} rpm",
         "tokens_per_minute": "{:,} tpm",

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 from torch import Tensor
@@ -20,6 +21,7 @@ PREFIX = "ridgeline::"
 NAMES = {
     "embed": "embedding",
     "rms_norm": "norms",
+    "layer_norm": "norms",
     "qkv": "qkv projection",
     "apply_rope": "rope",
     "write_kv": "KV write",
@@ -27,6 +29,9 @@ NAMES = {
     "paged_attention": "attention",
     "output": "output projection",
     "gated_mlp": "FFN",
+    "mlp": "FFN",
+    "route": "router",
+    "experts": "experts",
     "lm_head": "LM head",
 }
 # The operators of `work` behind each; the others move no weights or KV.
@@ -36,6 +41,8 @@ WORK = {
     "paged_attention": ("attention",),
     "output": ("output",),
     "gated_mlp": ("gate_up", "down"),
+    "mlp": ("gate_up", "down"),
+    "experts": ("gate_up", "down"),
     "lm_head": ("lm_head",),
 }
 
@@ -48,35 +55,17 @@ class RangedOps:
         self._ops = ops
         self._matrices = matrices
 
-    def embed(self, *args: Any) -> Any:
-        return self._in_range("embed", *args)
-
-    def rms_norm(self, *args: Any) -> Any:
-        return self._in_range("rms_norm", *args)
-
-    def apply_rope(self, *args: Any) -> Any:
-        return self._in_range("apply_rope", *args)
-
-    def write_kv(self, *args: Any) -> None:
-        self._in_range("write_kv", *args)
-
-    def plan_attention(self, *args: Any) -> Any:
-        return self._in_range("plan_attention", *args)
-
-    def paged_attention(self, *args: Any) -> Any:
-        return self._in_range("paged_attention", *args)
-
-    def gated_mlp(self, *args: Any) -> Any:
-        return self._in_range("gated_mlp", *args)
+    def __getattr__(self, name: str) -> Any:
+        return partial(self._in_range, name)
 
     def linear(self, x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-        with record_function(PREFIX + self._matrices[id(weight)]):
+        with record_function(PREFIX + self._matrices.get(id(weight), "route")):
             out: Tensor = self._ops.linear(x, weight, bias)
         return out
 
-    def _in_range(self, name: str, *args: Any) -> Any:
+    def _in_range(self, name: str, *args: Any, **more: Any) -> Any:
         with record_function(PREFIX + name):
-            return getattr(self._ops, name)(*args)
+            return getattr(self._ops, name)(*args, **more)
 
 
 @contextmanager
@@ -87,8 +76,8 @@ def ranged(decoder: Decoder) -> Iterator[None]:
     for layer in decoder.weights.layers:
         matrices |= {id(layer.qkv): "qkv", id(layer.o): "output"}
     ranged_ops: Any = RangedOps(plain, matrices)
-    decoder.ops = ranged_ops
+    decoder.use(ranged_ops)
     try:
         yield
     finally:
-        decoder.ops = plain
+        decoder.use(plain)

@@ -26,13 +26,18 @@ class Decoder:
     ) -> None:
         self.spec = spec
         self.weights = weights
-        self.ops = backend
         self.max_context = spec.max_context if max_context is None else max_context
         device = weights.embed.device
         self._rope_tables: dict[RopeSpec, Rotation] = {
             rope: (torch.from_numpy(cos).to(device), torch.from_numpy(sin).to(device))
             for rope, (cos, sin) in rope_tables(spec, self.max_context, weights.rope_divisors).items()
         }
+        self.use(backend)
+
+    def use(self, backend: Backend) -> None:
+        """Build the layers over the ops of this backend."""
+        spec, weights = self.spec, self.weights
+        self.ops = backend
         self._layers = [
             Layer(spec, layer, layer_weights, backend)
             for layer, layer_weights in zip(spec.layers, weights.layers, strict=True)

@@ -116,7 +116,7 @@ class NativeEncoder:
 
 
 def _layer(layer: EncoderLayerTable, hidden: int) -> CEncoderLayer:
-    fields = {name: getattr(layer, name)._as_c() for name in ENCODER_MATRICES}
+    fields = {name: getattr(layer, name).as_c() for name in ENCODER_MATRICES}
     norms = {name: address(getattr(layer, name), np.float32, (hidden,), name) for name in ENCODER_NORMS}
     return CEncoderLayer(**fields, **norms)
 
