@@ -19,14 +19,9 @@ from ridgeline.engine.plan.request import FinishReason, SamplingParams
 from ridgeline.engine.plan.step import TokenLogprob
 from ridgeline.engine.plan.thinking import ThinkingCount
 from ridgeline.server.openai_api.bodies import CompletionTokensDetails, PromptTokensDetails, Timing, Usage
-from ridgeline.server.parsing.events import (
-    CallArguments,
-    CallStart,
-    Content,
-    OutputParser,
-    ParsedEvent,
-)
+from ridgeline.server.parsing.events import OutputParser, ParsedEvent
 from ridgeline.telemetry.timing import TimingRecord
+from ridgeline.web.answer_parts import CallArguments, CallStart, Content
 
 
 @dataclass(frozen=True, slots=True)

@@ -27,7 +27,8 @@ from ridgeline.server.messages_api.bodies import (
     ThinkingDelta,
     ToolUseBlock,
 )
-from ridgeline.server.parsing.events import CallArguments, CallStart, Content, ParsedEvent, Reasoning
+from ridgeline.server.parsing.events import ParsedEvent
+from ridgeline.web.answer_parts import CallArguments, CallStart, Content, Reasoning
 from ridgeline.web.tool_input import ToolInput
 
 TOOL_ID = "toolu_"  # prefix of the parser's id; removed when the client sends it back
@@ -55,10 +56,10 @@ class Blocks:
                 case Reasoning(text):
                     if text and self._thinking != "no":
                         self._reason(text, steps)
-                case CallStart(_, id, name):
+                case CallStart(id, name):
                     self._close(steps, cut=False)
                     self._begin(CallArguments, ToolUseBlock(TOOL_ID + id, name, {}), steps)
-                case CallArguments(_, text):
+                case CallArguments(text):
                     self._grow_input(self._input.add(text), steps)
         return steps
 

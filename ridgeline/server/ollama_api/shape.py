@@ -24,7 +24,8 @@ from ridgeline.server.ollama_api.bodies import (
 )
 from ridgeline.server.openai_api.bodies import ChatLogprob, Usage, encode
 from ridgeline.server.openai_api.logprobs import TokenNames, chat_logprobs
-from ridgeline.server.parsing.events import CallArguments, CallStart, Content, ParsedEvent, Reasoning
+from ridgeline.server.parsing.events import ParsedEvent
+from ridgeline.web.answer_parts import CallArguments, CallStart, Content, Reasoning
 from ridgeline.web.tool_input import ToolInput
 
 NS_PER_MS = 1_000_000
@@ -139,7 +140,7 @@ class OllamaShape:
                     said.append(LineContent(thinking=text))
             case CallStart():
                 self._calls.begin(event)
-            case CallArguments(_, text):
+            case CallArguments(text):
                 self._calls.add(text)
 
     def _line(self, said: LineContent, **ending: Any) -> bytes:

@@ -39,7 +39,8 @@ from ridgeline.server.openai_api.bodies import (
 from ridgeline.server.openai_api.logprobs import TokenNames, chat_logprobs, prompt_logprobs
 from ridgeline.server.openai_api.old_functions import in_older_names, with_tools
 from ridgeline.server.openai_api.protocol import ChatRequest
-from ridgeline.server.parsing.events import CallArguments, CallStart, Content, ParsedEvent, Reasoning
+from ridgeline.server.parsing.events import ParsedEvent
+from ridgeline.web.answer_parts import CallArguments, CallStart, Content, Reasoning
 
 
 async def chat_completions(request: Request) -> ASGIApp:
@@ -196,7 +197,7 @@ def _delta(part: ParsedEvent) -> Delta:
             return Delta(content=text)
         case Reasoning(text):
             return Delta(reasoning_content=text)
-        case CallStart(index, id, name):
+        case CallStart(id, name, index):
             return Delta(tool_calls=[ToolCallDelta(index, id, "function", FunctionDelta(name, ""))])
-        case CallArguments(index, text):
+        case CallArguments(text, index):
             return Delta(tool_calls=[ToolCallDelta(index, function=FunctionDelta(arguments=text))])

@@ -11,6 +11,8 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+from ridgeline.web.answer_parts import CallArguments, CallStart, Content, Reasoning
+
 IdMaker = Callable[[], str]
 
 
@@ -22,37 +24,6 @@ class Tool:
     description: str | None = None
     parameters: dict[str, Any] | None = None
     strict: bool = False
-
-
-@dataclass(frozen=True, slots=True)
-class Content:
-    """Text for the user."""
-
-    text: str
-
-
-@dataclass(frozen=True, slots=True)
-class Reasoning:
-    """The model's reasoning text."""
-
-    text: str
-
-
-@dataclass(frozen=True, slots=True)
-class CallStart:
-    """A call of one of the request's tools begins; `index` counts the calls of one choice from 0."""
-
-    index: int
-    id: str
-    name: str
-
-
-@dataclass(frozen=True, slots=True)
-class CallArguments:
-    """More text of a call's arguments; all of it joined is the arguments string."""
-
-    index: int
-    text: str
 
 
 ParsedEvent = Content | Reasoning | CallStart | CallArguments
@@ -107,5 +78,5 @@ def _closed(event: ParsedEvent, pieces: list[str]) -> ParsedEvent:
         return event
     text = "".join(pieces)
     if isinstance(event, CallArguments):
-        return CallArguments(event.index, text)
+        return CallArguments(text, event.index)
     return type(event)(text)

@@ -9,16 +9,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from ridgeline.server.parsing.events import (
-    CallArguments,
-    CallStart,
-    Content,
-    IdMaker,
-    ParsedEvent,
-    Reasoning,
-    Tool,
-    joined,
-)
+from ridgeline.server.parsing.events import IdMaker, ParsedEvent, Tool, joined
+from ridgeline.web.answer_parts import CallArguments, CallStart, Content, Reasoning
 
 
 class Trimmed:
@@ -99,12 +91,12 @@ class ParsedAnswer:
     def start_call(self, name: str) -> None:
         self._content = Trimmed()
         self._drop_newlines = False
-        self._events.append(CallStart(self._calls, self._new_id(), name))
+        self._events.append(CallStart(self._new_id(), name, self._calls))
         self._calls += 1
 
     def arguments(self, text: str) -> None:
         if text:
-            self._events.append(CallArguments(self._calls - 1, text))
+            self._events.append(CallArguments(text, self._calls - 1))
 
     def end(self) -> None:
         """The text has ended: white space after the last content belongs to it unless a call was made."""

@@ -10,11 +10,11 @@ from collections.abc import Sequence
 
 from ridgeline.server.answering.choices import Piece
 from ridgeline.server.openai_api.bodies import Usage
-from ridgeline.server.parsing.events import Content
 from ridgeline.server.responses_api.bodies import CompactedResponse, CompactionItem, InputText, MessageItem
 from ridgeline.server.responses_api.items import Placed, new_id, sealed
 from ridgeline.server.responses_api.protocol import CompactRequest, ReasoningOptions, ResponseRequest
 from ridgeline.server.responses_api.shape import response_usage
+from ridgeline.web.answer_parts import Content
 
 MAX_SUMMARY_TOKENS = 1024
 INSTRUCTION = (

@@ -16,7 +16,7 @@ from ridgeline.server.answering.choices import Piece
 from ridgeline.server.errors import ErrorReply
 from ridgeline.server.openai_api.bodies import ChatLogprob, Usage
 from ridgeline.server.openai_api.logprobs import TokenNames, chat_logprobs
-from ridgeline.server.parsing.events import CallArguments, CallStart, Content, ParsedEvent, Reasoning
+from ridgeline.server.parsing.events import ParsedEvent
 from ridgeline.server.responses_api import bodies
 from ridgeline.server.responses_api.bodies import (
     IncompleteDetails,
@@ -30,6 +30,7 @@ from ridgeline.server.responses_api.bodies import (
 from ridgeline.server.responses_api.event_writer import EventWriter
 from ridgeline.server.responses_api.growing import GrowingCall, GrowingItem, GrowingReasoning, GrowingText
 from ridgeline.server.responses_api.namespaces import Homes
+from ridgeline.web.answer_parts import CallArguments, CallStart, Content, Reasoning
 
 ENDS = {
     "completed": bodies.Completed,
@@ -142,11 +143,11 @@ class ResponseShape:
                 if not isinstance(self._growing, GrowingReasoning):
                     self._begin(GrowingReasoning)
                 self._add(text)
-            case CallStart(_, id, name):
+            case CallStart(id, name):
                 self._unsaid = []
                 home = self._homes.get(name, (None, name))
                 self._begin(lambda events, index: GrowingCall(events, index, id, *home))
-            case CallArguments(_, text):
+            case CallArguments(text):
                 self._unsaid = []
                 assert isinstance(self._growing, GrowingCall)  # parsers begin a call before its arguments
                 self._add(text)

@@ -7,19 +7,11 @@ import itertools
 
 import pytest
 
-from ridgeline.server.parsing.events import (
-    CallArguments,
-    CallStart,
-    Content,
-    ParsedEvent,
-    Reasoning,
-    Tool,
-    joined,
-    short_call_id,
-)
+from ridgeline.server.parsing.events import ParsedEvent, Tool, joined, short_call_id
 from ridgeline.server.parsing.events import call_id as new_call_id
 from ridgeline.server.parsing.format_table import TOOL_FORMATS
 from ridgeline.server.parsing.reasoning import REASONING_FORMATS, THINK
+from ridgeline.web.answer_parts import CallArguments, CallStart, Content, Reasoning
 from tests.server.parsing.texts import TOOLS
 
 
@@ -31,7 +23,7 @@ def read(name: str, text: str, tools: tuple[Tool, ...] = TOOLS, inside: bool = F
 
 
 def call(index: int, name: str, arguments: str) -> list[ParsedEvent]:
-    return [CallStart(index, f"id{index}", name), CallArguments(index, arguments)]
+    return [CallStart(f"id{index}", name, index), CallArguments(arguments, index)]
 
 
 BOTH = [*call(0, "get_weather", '{"city": "Rom"}'), *call(1, "now", "{}")]
@@ -206,8 +198,8 @@ def test_an_answer_that_is_json_itself_is_content(text: str) -> None:
 def test_the_name_and_the_arguments_come_as_soon_as_they_are_known() -> None:
     parser = TOOL_FORMATS["hermes"].parser(TOOLS, None, False, lambda: "id0")
     assert parser.feed('<tool_call>\n{"name": "get_weather", "arguments": ') == []
-    assert parser.feed('{"ci') == [CallStart(0, "id0", "get_weather"), CallArguments(0, '{"ci')]
-    assert parser.feed('ty": "R') == [CallArguments(0, 'ty": "R')]
+    assert parser.feed('{"ci') == [CallStart("id0", "get_weather"), CallArguments('{"ci')]
+    assert parser.feed('ty": "R') == [CallArguments('ty": "R')]
     parser = TOOL_FORMATS["hermes"].parser(TOOLS, None, False, lambda: "id0")
     assert parser.feed("Hello <tool") == [Content("Hello")]
     assert parser.feed("box>") == [Content(" <toolbox>")]

@@ -9,19 +9,12 @@ import random
 import jsonschema
 import pytest
 
-from ridgeline.server.parsing.events import (
-    CallArguments,
-    CallStart,
-    Content,
-    ParsedEvent,
-    Reasoning,
-    Tool,
-    joined,
-)
+from ridgeline.server.parsing.events import ParsedEvent, Tool, joined
 from ridgeline.server.parsing.format_table import TOOL_FORMATS, detect
 from ridgeline.server.parsing.grammars import UnsupportedSchema, reasoning_grammar
 from ridgeline.server.parsing.reasoning import REASONING_FORMATS, THINK, ReasoningFormat
 from ridgeline.server.parsing.tool_format import ToolFormat
+from ridgeline.web.answer_parts import CallArguments, CallStart, Content, Reasoning
 from tests.server.parsing.vocabulary import Vocabulary
 
 BOOK = Tool(

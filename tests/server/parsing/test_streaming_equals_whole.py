@@ -10,17 +10,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ridgeline.server.parsing.events import (
-    CallArguments,
-    CallStart,
-    Content,
-    OutputParser,
-    ParsedEvent,
-    Reasoning,
-    joined,
-)
+from ridgeline.server.parsing.events import OutputParser, ParsedEvent, joined
 from ridgeline.server.parsing.format_table import TOOL_FORMATS, plain_parser
 from ridgeline.server.parsing.reasoning import REASONING_FORMATS, THINK, ReasoningFormat
+from ridgeline.web.answer_parts import CallArguments, CallStart, Content, Reasoning
 from tests.server.parsing.texts import PIECES, TEXTS, TOOLS
 
 FORMATS = sorted(TOOL_FORMATS)

@@ -13,9 +13,10 @@ import pytest
 from ridgeline.models.text.chat_template import ChatTemplate
 from ridgeline.server.answering.model_formats import PROMPT_TAIL, ModelFormats, formats_of, needs_special
 from ridgeline.server.config import ServerConfig
-from ridgeline.server.parsing.events import CallArguments, CallStart, Tool, joined
+from ridgeline.server.parsing.events import Tool, joined
 from ridgeline.server.parsing.format_table import TOOL_FORMATS, ToolFormat, detect
 from ridgeline.server.parsing.reasoning import REASONING_FORMATS
+from ridgeline.web.answer_parts import CallArguments, CallStart
 from tests.server.parsing.texts import NOW, WEATHER
 
 TEMPLATES = Path(__file__).parents[4] / "shared" / "data" / "chat-templates"

@@ -13,8 +13,6 @@ from ridgeline.gateway.dialects.error_bodies import Told
 from ridgeline.gateway.dialects.streams.events import payload_of
 from ridgeline.gateway.dialects.streams.steps import (
     Begin,
-    CallArguments,
-    CallStart,
     Counted,
     Done,
     End,
@@ -22,10 +20,9 @@ from ridgeline.gateway.dialects.streams.steps import (
     Ping,
     Reason,
     Step,
-    Text,
-    Thinking,
     unreadable,
 )
+from ridgeline.web.answer_parts import CallArguments, CallStart, Content, Reasoning
 
 _REASONS: dict[str, Reason] = {
     "stop": "stop",
@@ -123,12 +120,12 @@ class ChatSource:
         said = choice.delta or choice.message or _Said()
         words: list[Step] = []
         if reasoning := said.reasoning_content or said.reasoning:
-            words.append(Thinking(reasoning))
+            words.append(Reasoning(reasoning))
         if said.content:
-            words.append(Text(said.content))
+            words.append(Content(said.content))
         if said.refusal:
             self._refused = True
-            words.append(Text(said.refusal))
+            words.append(Content(said.refusal))
         if words:
             where = steps if self._calls.may_be_interrupted() else self._late
             where += words

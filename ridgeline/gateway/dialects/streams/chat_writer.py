@@ -11,8 +11,6 @@ from ridgeline.gateway.accounting.usage import Usage
 from ridgeline.gateway.dialects.error_bodies import translated_error_event
 from ridgeline.gateway.dialects.streams.steps import (
     Begin,
-    CallArguments,
-    CallStart,
     Counted,
     Done,
     End,
@@ -22,10 +20,9 @@ from ridgeline.gateway.dialects.streams.steps import (
     Redacted,
     Signature,
     Step,
-    Text,
-    Thinking,
 )
 from ridgeline.gateway.dialects.usage_bodies import chat_usage
+from ridgeline.web.answer_parts import CallArguments, CallStart, Content, Reasoning
 
 FINISH: dict[Reason, str] = {
     "stop": "stop",
@@ -63,15 +60,15 @@ class ChatWriter:
             match step:
                 case Begin():
                     self._begin(step)
-                case Text(text):
+                case Content(text):
                     content.append(text)
                 case CallStart(id, name):
                     calls.append({"id": id, "type": "function", "function": {"name": name}})
                     arguments.append([])
                 case CallArguments(text):
                     arguments[-1].append(text)
-                case Thinking() | Signature() | Redacted():
-                    if isinstance(step, Thinking):
+                case Reasoning() | Signature() | Redacted():
+                    if isinstance(step, Reasoning):
                         reasoning.append(step.text)
                     thoughts += self._thinking_blocks(step)
                 case Counted(usage):
@@ -98,7 +95,7 @@ class ChatWriter:
 
     def _event(self, step: Step) -> bytes:
         match step:
-            case Text(text):
+            case Content(text):
                 return self._delta({"content": text})
             case CallArguments(text):
                 call: dict[str, Any] = {"index": self._calls - 1, "function": {"arguments": text}}
@@ -111,7 +108,7 @@ class ChatWriter:
                 function = {"name": name, "arguments": ""}
                 call = {"index": self._calls - 1, "id": id, "type": "function", "function": function}
                 return self._delta({"tool_calls": [call]})
-            case Thinking() | Signature() | Redacted():
+            case Reasoning() | Signature() | Redacted():
                 return self._think(step)
             case End():
                 return self._chunk([{"index": 0, "delta": {}, "logprobs": None, **_finish(step)}])
@@ -135,18 +132,18 @@ class ChatWriter:
             "model": step.model,
         }
 
-    def _think(self, step: Thinking | Signature | Redacted) -> bytes:
+    def _think(self, step: Reasoning | Signature | Redacted) -> bytes:
         blocks = self._thinking_blocks(step)
-        told = self._delta({"reasoning_content": step.text}) if isinstance(step, Thinking) else b""
+        told = self._delta({"reasoning_content": step.text}) if isinstance(step, Reasoning) else b""
         return told + self._delta({"thinking_blocks": blocks}) if blocks else told
 
-    def _thinking_blocks(self, step: Thinking | Signature | Redacted) -> list[dict[str, Any]]:
+    def _thinking_blocks(self, step: Reasoning | Signature | Redacted) -> list[dict[str, Any]]:
         """Blocks that Anthropic expects back unchanged in the next request: a client that returns the message
         with this field keeps the model's thinking across calls. Indexed, as the SDK merges lists by index.
         """
         block: dict[str, Any]
         match step:
-            case Thinking(text):
+            case Reasoning(text):
                 self._thought.append(text)
                 return []
             case Signature(signature):

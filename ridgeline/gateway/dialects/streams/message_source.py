@@ -9,8 +9,6 @@ from ridgeline.gateway.dialects.error_bodies import Told
 from ridgeline.gateway.dialects.streams.events import payload_of
 from ridgeline.gateway.dialects.streams.steps import (
     Begin,
-    CallArguments,
-    CallStart,
     Counted,
     Done,
     End,
@@ -20,10 +18,9 @@ from ridgeline.gateway.dialects.streams.steps import (
     Redacted,
     Signature,
     Step,
-    Text,
-    Thinking,
     unreadable,
 )
+from ridgeline.web.answer_parts import CallArguments, CallStart, Content, Reasoning
 
 _REASONS: dict[str, Reason] = {
     "end_turn": "stop",
@@ -131,9 +128,9 @@ class MessageSource:
     def _block(self, block: Block) -> list[Step]:
         match block.type:
             case "text" if block.text:
-                return [Text(block.text)]
+                return [Content(block.text)]
             case "thinking":
-                steps: list[Step] = [Thinking(block.thinking)] if block.thinking else []
+                steps: list[Step] = [Reasoning(block.thinking)] if block.thinking else []
                 return [*steps, Signature(block.signature)] if block.signature else steps
             case "redacted_thinking":
                 return [Redacted(block.data)]
@@ -145,9 +142,9 @@ class MessageSource:
     def _delta(self, delta: _Delta) -> list[Step]:
         match delta.type:
             case "text_delta" if delta.text:
-                return [Text(delta.text)]
+                return [Content(delta.text)]
             case "thinking_delta" if delta.thinking:
-                return [Thinking(delta.thinking)]
+                return [Reasoning(delta.thinking)]
             case "signature_delta":
                 return [Signature(delta.signature)]
             case "input_json_delta" if delta.partial_json:

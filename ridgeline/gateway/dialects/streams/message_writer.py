@@ -12,8 +12,6 @@ from ridgeline.gateway.accounting.usage import Usage
 from ridgeline.gateway.dialects.error_bodies import translated_error_event
 from ridgeline.gateway.dialects.streams.steps import (
     Begin,
-    CallArguments,
-    CallStart,
     Counted,
     Done,
     End,
@@ -23,10 +21,9 @@ from ridgeline.gateway.dialects.streams.steps import (
     Redacted,
     Signature,
     Step,
-    Text,
-    Thinking,
 )
 from ridgeline.gateway.dialects.usage_bodies import message_usage
+from ridgeline.web.answer_parts import CallArguments, CallStart, Content, Reasoning
 from ridgeline.web.tool_input import ToolInput
 
 STOP: dict[Reason, str] = {
@@ -80,14 +77,14 @@ class MessageWriter:
 
     def _events(self, step: Step) -> list[Event]:
         match step:
-            case Text(text):
+            case Content(text):
                 return [*self._ensure("text", {"type": "text", "text": ""}), self._grown("text", text)]
             case CallArguments(text):
                 return self._grow_input(self._input.add(text))
             case CallStart(id, name):
                 block = {"type": "tool_use", "id": id, "name": name, "input": {}}
                 return [*self._close(cut=False), *self._start(block)]
-            case Thinking() | Signature() | Redacted():
+            case Reasoning() | Signature() | Redacted():
                 return [] if self._thinking == "no" else self._think(step)
             case Begin(id, model):
                 self._head = {"id": f"msg_{id}", "type": "message", "role": "assistant", "model": model}
@@ -111,9 +108,9 @@ class MessageWriter:
                 return [last, {"type": "message_stop"}]
         return []
 
-    def _think(self, step: Thinking | Signature | Redacted) -> list[Event]:
+    def _think(self, step: Reasoning | Signature | Redacted) -> list[Event]:
         match step:
-            case Thinking(text):
+            case Reasoning(text):
                 self._digest.update(text.encode())
                 block = {"type": "thinking", "thinking": "", "signature": ""}
                 begun = self._ensure("thinking", block)

@@ -13,8 +13,6 @@ from ridgeline.gateway.dialects.error_bodies import Told
 from ridgeline.gateway.dialects.responses_to_chat import REDACTED
 from ridgeline.gateway.dialects.streams.steps import (
     Begin,
-    CallArguments,
-    CallStart,
     Counted,
     Done,
     End,
@@ -23,10 +21,9 @@ from ridgeline.gateway.dialects.streams.steps import (
     Redacted,
     Signature,
     Step,
-    Text,
-    Thinking,
 )
 from ridgeline.gateway.dialects.usage_bodies import response_usage
+from ridgeline.web.answer_parts import CallArguments, CallStart, Content, Reasoning
 from ridgeline.web.response_tools import flat_name
 
 Event = dict[str, Any]
@@ -91,9 +88,9 @@ class ResponseWriter:
 
     def _events(self, step: Step) -> list[Event]:
         match step:
-            case Text(text):
+            case Content(text):
                 return self._grow("message", text)
-            case Thinking(text):
+            case Reasoning(text):
                 return self._grow("reasoning", text)
             case CallArguments(text):
                 return self._grow("function_call", text)

@@ -12,6 +12,7 @@ from typing import Literal, Protocol
 from ridgeline.gateway.accounting.usage import Usage
 from ridgeline.gateway.dialects.error_bodies import Told
 from ridgeline.gateway.errors import UpstreamFailed
+from ridgeline.web.answer_parts import CallArguments, CallStart, Content, Reasoning
 
 Reason = Literal["stop", "stop_sequence", "length", "context", "tool_calls", "refusal"]
 
@@ -21,16 +22,6 @@ class Begin:
     id: str  # without its family's prefix
     model: str
     created: int | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class Text:
-    text: str
-
-
-@dataclass(frozen=True, slots=True)
-class Thinking:
-    text: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,17 +36,6 @@ class Redacted:
     """Thinking that only its upstream can decrypt."""
 
     data: str
-
-
-@dataclass(frozen=True, slots=True)
-class CallStart:
-    id: str
-    name: str
-
-
-@dataclass(frozen=True, slots=True)
-class CallArguments:
-    text: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,8 +68,8 @@ class Done:
 
 Step = (
     Begin
-    | Text
-    | Thinking
+    | Content
+    | Reasoning
     | Signature
     | Redacted
     | CallStart
