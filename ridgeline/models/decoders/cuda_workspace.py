@@ -58,12 +58,6 @@ def workspace(
     }
 
 
-def workspace_bytes(
-    spec: ModelSpec, dtype_bytes: int, step_tokens: int, max_running: int, max_context: int
-) -> int:
-    return sum(workspace(spec, dtype_bytes, step_tokens, max_running, max_context).values())
-
-
 def _partials(widest: int) -> int:
     """Float32 elements of the widest split product: few parts of many tiles, or many parts of few."""
     whole = SPLIT_TOKENS * widest
