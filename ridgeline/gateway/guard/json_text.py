@@ -46,12 +46,13 @@ class JsonText:
         self._channel = outside("") if outside is not None else None  # of the string, or between strings
         self._in_string = False
         self._pending = ""  # an incomplete escape
+        self._minus = ""  # a sign that ends what was written between strings
         self._last = ""  # the last string, up to the length of a field name
         self._key = ""
 
     @property
     def holds(self) -> bool:
-        return bool(self._pending) or (self._channel is not None and self._channel.holds)
+        return bool(self._pending or self._minus) or (self._channel is not None and self._channel.holds)
 
     def feed(self, piece: str) -> str:
         text, self._pending = self._pending + piece, ""
@@ -65,7 +66,7 @@ class JsonText:
         out = self._text(self._pending) if self._pending else ""
         self._pending = ""
         rest = self._channel.finish() if self._channel is not None else ""
-        return out + (escaped(rest) if self._in_string else rest)
+        return out + (escaped(rest) if self._in_string else self._unsigned(rest, last=True))
 
     def _between(self, text: str, at: int, out: list[str]) -> int:
         quote = text.find('"', at)
@@ -74,15 +75,22 @@ class JsonText:
         signs = _SIGN.findall(part)
         if signs:
             self._key = self._last if signs[-1] == ":" else ""
-        out.append(part if self._channel is None else self._channel.feed(part))
+        out.append(part if self._channel is None else self._unsigned(self._channel.feed(part)))
         if quote < 0:
             return end
         if self._channel is not None:
-            out.append(self._channel.finish())
+            out.append(self._unsigned(self._channel.finish(), last=True))
         out.append('"')
         self._in_string, self._last = True, ""
         self._channel = self._inside(self._key)
         return quote + 1
+
+    def _unsigned(self, text: str, *, last: bool = False) -> str:
+        """A number that became a string loses its sign: -"…" is not JSON."""
+        text, self._minus = self._minus + text, ""
+        if text.endswith("-") and not last:
+            text, self._minus = text[:-1], "-"
+        return text.replace('-"', '"')
 
     def _string(self, text: str, at: int, out: list[str]) -> int:
         if text[at] == '"':

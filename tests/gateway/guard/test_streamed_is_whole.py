@@ -165,6 +165,7 @@ def arguments() -> JsonText:
 
 @settings(max_examples=200, deadline=None)
 @given(JSON_VALUES, st.booleans(), CUTS)
+@example({"card": -4111111111111111}, False, [10])
 def test_arguments_stay_json_and_do_not_depend_on_where_they_are_divided(value, ascii_only, cuts):
     text = json.dumps(value, ensure_ascii=ascii_only)
     whole = streamed(arguments(), text, [])
