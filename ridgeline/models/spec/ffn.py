@@ -43,7 +43,6 @@ class Router:
     choice_bias: bool = False  # added to the scores for the choice alone
     groups: int = 1  # experts are chosen within the best `top_groups` groups
     top_groups: int = 1
-    jitter: float = 0.0  # sparsemixer: experts within this margin of the best compete
     scales_input: bool = False  # Llama 4: weights multiply an expert's input, not its output
 
 

@@ -94,7 +94,7 @@ class Parsed:
             count.advance(token)
         self.reasoning_tokens = count.tokens
         if chunk.finish_reason is not None and count.inside:
-            # The token that ends an answer is no reasoning.
+            # The token that ends an answer does not count as reasoning.
             by_token = chunk.finish_reason is FinishReason.STOP and not isinstance(chunk.stop_reason, str)
             self.reasoning_tokens = count.tokens_at_end() - by_token
 

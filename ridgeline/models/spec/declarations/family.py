@@ -35,7 +35,7 @@ def _none() -> Mapping[str, Any]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Family:
-    """One family. What it does not state is as in Llama."""
+    """One family. Fields that it leaves out have Llama's values."""
 
     name: str
     model_types: tuple[str, ...]  # config.json: model_type; the first one is that of the text model

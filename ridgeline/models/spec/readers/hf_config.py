@@ -14,7 +14,7 @@ from ridgeline.models.errors import BrokenModel, ImpossibleShape, UnsupportedMod
 from ridgeline.models.files.config_values import ConfigValues, is_set, shown
 from ridgeline.models.spec.declarations.family import Bias, Family
 from ridgeline.models.spec.families import BY_MODEL_TYPE, SERVED_FAMILIES
-from ridgeline.models.spec.ffn import Activation, Dense, Experts
+from ridgeline.models.spec.ffn import Activation, Dense, Experts, Router
 from ridgeline.models.spec.layer_spec import LayerSpec, Norms
 from ridgeline.models.spec.mixers import Attention, QkNorm
 from ridgeline.models.spec.model_spec import ModelSpec, NormSpec, longest_context
@@ -190,9 +190,8 @@ def _read_layers(values: ConfigValues, family: Family, hidden_size: int) -> tupl
         output_bias=_bias(values, family.output_bias),
         qk_norm=_qk_norm(values, family),
     )
-    dense_size = "intermediate_size" if family.experts is None else family.experts.dense_size
     dense = Dense(
-        _ffn_size(values, family, dense_size, hidden_size),
+        _ffn_size(values, family, "intermediate_size", hidden_size),
         gated=family.gated,
         bias=_bias(values, family.ffn_bias),
         activation=_activation(values, family),
@@ -313,11 +312,7 @@ def _read_experts(
     keys = family.experts
     if keys is None:
         return None, set()
-    router = keys.router
-    if keys.normalized:
-        router = replace(router, normalized=values.flag(keys.normalized, default=False))
-    if keys.jitter:
-        router = replace(router, jitter=values.number(keys.jitter))
+    normalized = values.flag(keys.normalized, default=False) if keys.normalized else True
     shared = (values.optional_integer(keys.shared_size, minimum=0) or 0) if keys.shared_size else 0
     experts = Experts(
         num=_first_integer(values, keys.num),
@@ -326,9 +321,7 @@ def _read_experts(
         shared_size=shared,
         shared_gate=keys.shared_gate and shared > 0,
         activation=activation,
-        router=router,
-        bias=keys.bias,
-        clamp=values.number(keys.clamp) if keys.clamp else None,
+        router=Router(normalized=normalized),
     )
     every = (values.optional_integer(keys.every) or 1) if keys.every else 1
     dense = set(values.integers(keys.dense_layers)) if keys.dense_layers else set()
