@@ -1,4 +1,4 @@
-"""What a batch costs those who wait: time to first token of interactive requests, with a batch and without.
+"""The cost of a batch for others: time to first token of interactive requests, with a batch and without.
 
 A real `ridgeline serve`; interactive requests come at random (Poisson), streamed, each with a prompt of its
 own. The same arrivals are played alone and beside a batch, in turn, round after round; the ratio of the two

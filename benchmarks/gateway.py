@@ -36,7 +36,7 @@ KEY = "sk-benchmark-0123456789"
 START_S = 120.0
 
 
-# ---- those who answer ----
+# ---- upstream and gateways ----
 
 
 def free_port() -> int:
@@ -277,7 +277,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--litellm", help="path of the program `litellm` in an environment of its own")
+    parser.add_argument("--litellm", help="path of the program `litellm` in its own environment")
     parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--requests", type=int, default=400, help="of each kind in a round")
     parser.add_argument("--soak", type=int, default=0, help="requests over which memory is watched")

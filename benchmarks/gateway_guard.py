@@ -1,7 +1,7 @@
 """What the gateway's guard finds, and what it costs: recall and precision per kind on a generated corpus,
 ours and Presidio's; streamed = whole for every split; microseconds per kB of clean and of dense text.
 
-The corpus (tests/gateway/guard/corpus.py) is made from formats of its own, with valid check digits, in many
+The corpus (tests/gateway/guard/corpus.py) is made from its own formats, with valid check digits, in many
 languages and layouts, and with negatives; names are left out. The bar: recall of at least 0.99 for each kind.
 
     python benchmarks/gateway_guard.py [--texts 3000] [--seed 7] [--split-texts 300] [--no-presidio]

@@ -1,6 +1,6 @@
 """The gateway's HTTP client beside aiohttp's: CPU time per small request and per relayed read of a stream.
 
-Both clients run in this process on uvloop, in turns, against one server in a process of its own that answers
+Both clients run in this process on uvloop, in turns, against one server in its own process that answers
 from constants. Figures are this process's CPU time, system calls included; the smallest of the rounds counts.
 
     python benchmarks/gateway_http_client.py [--requests 3000] [--concurrency 16] [--rounds 5] [--json FILE]

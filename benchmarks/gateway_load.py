@@ -148,7 +148,7 @@ class Sample:
 
 
 async def load(peer: Peer, request: bytes, count: int, concurrency: int) -> Sample:
-    """So many requests by so many clients, each one after the other."""
+    """`count` requests by `concurrency` clients; each client sends one after the other."""
     sample = Sample()
     connections = [await connect(peer) for _ in range(concurrency)]
     left = iter(range(count))

@@ -4,7 +4,7 @@
     python benchmarks/gpu_engine.py --models qwen3-8b --cases decode-bs1,prefill --json result.json
     python benchmarks/gpu_engine.py --models qwen3-0.6b --cases decode-bs64 --profile
 
-Needs a CUDA GPU and torch, triton and numpy alone. Every shape runs in a process of its own, so that the
+Needs a CUDA GPU and torch, triton and numpy alone. Every shape runs in its own process, so that the
 start is a real one: from the launch of Python to the first token. Requests are those of
 benchmarks/gpu/workloads.py, temperature 0.6, no detokenization, prefix caching on but empty before each run;
 the best of --runs counts.

@@ -26,7 +26,7 @@ def main() -> int:
     models = args.models.split(",")
     if len(models) == 1:
         return _profile(models[0], args)
-    # Each in a process of its own: an engine takes all of the device's memory.
+    # Each in its own process: an engine takes all of the device's memory.
     codes = [
         subprocess.run([sys.executable, __file__, *sys.argv[1:], "--models", model]).returncode
         for model in models

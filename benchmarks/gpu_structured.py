@@ -98,7 +98,9 @@ def run(
         core.add(Request(f"r{next(_names)}", prompt, param, time.monotonic()))
     answers: dict[str, list[int]] = {}
     began, since = 0.0, 0
-    while core.has_work or len(answers) < len(params):  # those whose grammar compiles are no work yet
+    while core.has_work or len(answers) < len(
+        params
+    ):  # requests whose grammar still compiles are not counted
         for _, error in core.admit_compiled():
             raise error
         for delta in core.step() if core.has_work else ():

@@ -118,7 +118,7 @@ class Case:
 @dataclass(frozen=True)
 class Compared:
     """measured and predicted by metric
-    step_total: predicted / measured seconds of the very steps that were measured, - 1
+    step_total: predicted / measured seconds of the measured steps, - 1
     at_speed: predicted again with all step times scaled by that: what is left is not the machine's pace. Not
               a prediction, for it knows the measured steps; it tells drift of the machine from other errors
     """
@@ -257,7 +257,7 @@ def capacity(setup: Setup, trace: Traffic, times: StepTimes, front: FrontTimes) 
 def cases_of(
     name: str, chunk: int, trace: Traffic, rate: float, seconds: float, start_s: float
 ) -> list[Case]:
-    """One per load, each of a window of its own."""
+    """One per load, each with its own window."""
     made = []
     for load in LOADS:
         count = max(int(rate * load * seconds), 8)

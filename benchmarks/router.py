@@ -1,7 +1,7 @@
 """The model router on real outcomes: what it saves on held-back questions, and how long a decision takes.
 
 Outcomes of Mixtral-8x7B (weak) and GPT-4 (strong) on GSM8K and a part of MMLU, from ../shared/data/routing.
-Quality is seeded and repeatable, whatever else the machine does. Times are of whole decisions, through HTTP,
+Quality is seeded and repeatable, whatever else the machine does. A time covers a whole decision, over HTTP,
 by an embedding server started for it, on prompts that it has not seen before: for a quiet machine.
 
     python benchmarks/router.py quality [--data both,gsm8k,mmlu] [--splits part,folds,groups] [--json FILE]

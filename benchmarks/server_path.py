@@ -182,7 +182,7 @@ class StreamReader(asyncio.Protocol):
 
 
 class Progress:
-    """Tokens and bytes all streams have got; calls `at_start` and `at_end` when so many came."""
+    """Tokens and bytes all streams have got; calls `at_start` and `at_end` at their counts."""
 
     def __init__(
         self, start: int, end: int, at_start: Callable[[], None], at_end: Callable[[], None]

@@ -35,7 +35,7 @@ WARM_STEPS = 4  # of a round: the prompts, and the first tokens
 PROMPT = "Write a long list of people with their names, ages, cities and what they like, as JSON:\n"
 SAMPLING = {"greedy": {"temperature": 0.0}, "sampled": {"temperature": 1.0}, "top-p 0.9": {"top_p": 0.9}}
 COMPILE_ROUNDS = 4
-SUBMITS = 6  # requests of a round, each with a schema of its own or with none
+SUBMITS = 6  # requests of a round, each with its own schema or with none
 PAUSE_S = 0.25
 
 

@@ -247,7 +247,7 @@ def _option(name: str, hint: Any, default: Any, doc: str) -> Option:
     if get_origin(hint) in (Union, types.UnionType):
         members = [member for member in get_args(hint) if member is not types.NoneType]
         if len(members) != 1:
-            raise TypeError(f"{name}: options are of one type, or of one type or None, not {hint}")
+            raise TypeError(f"{name}: an option has one type, or one type or None, not {hint}")
         hint, optional = members[0], True
     if get_origin(hint) is tuple:
         hint, repeated = get_args(hint)[0], True

@@ -18,10 +18,12 @@ import pytest
 ROOT = Path(__file__).resolve().parents[1]
 MOST_FILES = 20
 MOST_LINES = 410  # "under about 400"
+MOST_SCRIPT_LINES = 450  # of tests and benchmarks: cases one after another
 
 # Files above MOST_LINES, each with its reason and its own bound.
 LONG = {
     "ridgeline/engine/grammar/keywords.py": 440,  # one table of JSON Schema keywords
+    "tests/gateway/guard/corpus.py": 460,  # one table of formats with their generators
     "ridgeline/ops/cuda/attention/prefill_specialized.py": 460,  # one kernel; its roles read as a whole
 }
 
@@ -75,10 +77,12 @@ def test_no_folder_has_more_than_twenty_modules() -> None:
 
 def test_no_file_is_longer_than_about_four_hundred_lines_without_a_reason() -> None:
     long = {}
-    for path in modules().values():
+    scripts = [path for folder in ("tests", "benchmarks") for path in (ROOT / folder).rglob("*.py")]
+    for path in [*modules().values(), *scripts]:
         name = str(path.relative_to(ROOT))
         lines = len(path.read_text(encoding="utf-8").splitlines())
-        if lines > LONG.get(name, MOST_LINES):
+        most = MOST_LINES if name.startswith("ridgeline/") else MOST_SCRIPT_LINES
+        if lines > LONG.get(name, most):
             long[name] = lines
     assert long == {}
 

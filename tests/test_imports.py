@@ -1,4 +1,4 @@
-"""Which packages need which libraries, checked by taking the others away in a process of its own."""
+"""Which packages need which libraries, checked by taking the others away in its own process."""
 
 from __future__ import annotations
 

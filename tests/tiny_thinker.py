@@ -1,6 +1,6 @@
 """A tiny random model with Qwen's marks, which thinks before it answers, written as a checkpoint.
 
-What it says is nonsense: whatever is right about the form of its answers is the grammar's and the parser's
+Its text is nonsense: whatever is right about the form of its answers is the grammar's and the parser's
 doing.
 """
 

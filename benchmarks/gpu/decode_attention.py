@@ -260,7 +260,7 @@ def _compile(
 
     def build(launch: Callable[[], None]) -> None:
         if device == "cuda":
-            torch.cuda.set_device(0)  # a thread of its own has no context yet
+            torch.cuda.set_device(0)  # a new thread has no context yet
         try:
             launch()
         except Exception as failure:

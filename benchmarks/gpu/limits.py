@@ -16,7 +16,7 @@ BYTES = 2  # bf16
 
 
 def limit_seconds(spec: Any, records: list[Any], shared_tokens: int = 0) -> float:
-    """`shared_tokens`: of every decoding sequence so many are the same KV, which need be read only once."""
+    """`shared_tokens`: the number of tokens that all decoding sequences share; their KV is read once."""
     return sum(step_limit_seconds(spec, record, shared_tokens) for record in records)
 
 

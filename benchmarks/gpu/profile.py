@@ -44,7 +44,7 @@ def part_of(kernel: str) -> str:
 
 
 def print_profile(built: Any, run: Callable[[], float], case: str, top: int = 14) -> None:
-    """Profile one run of the case; a profiled run is slower, so only shares and kernel times are of use."""
+    """Profile one run of the case; a profiled run is slower, so use only the shares and the kernel times."""
     from torch.profiler import ProfilerActivity, profile
 
     from ridgeline.ops.cuda.launch import PDL

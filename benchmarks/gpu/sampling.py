@@ -107,7 +107,7 @@ def _sets(count: int, vocab: int) -> int:
 
 
 def _compare(report: Report, name: str, batch: Batch) -> None:
-    """Tokens against the specification. A near-tie may go the other way, so a rare difference is no fault."""
+    """Tokens against the specification. A near-tie may go either way: a rare difference is not a fault."""
     for launch in batch.launches(sampling.sample, batch.plan):
         launch()
     tokens = batch.out_tokens.tolist()

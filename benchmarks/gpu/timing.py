@@ -130,5 +130,5 @@ class Report:
 
 
 def check(name: str, out: Tensor, ref: Tensor, tolerance: float | None = None) -> float:
-    """As `Report.check`, for those who have no report at hand."""
+    """As `Report.check`, for callers without a report."""
     return Report().check(name, out, ref, tolerance)

@@ -32,7 +32,7 @@ To build one (10 to 20 minutes on 2 cores), from the sources that the PyPI packa
 
 On a CPU with AMX, gcc 12 may move the store of the tile configuration behind the instruction that loads it:
 Q4 and Q8 prompts then die with SIGILL. Put `asm volatile("" ::: "memory");` before `_tile_loadconfig` in
-ggml/src/ggml-cpu/amx/mmq.cpp (llama.cpp PR #26954) before building; a build with AMX off is no fair peer.
+ggml/src/ggml-cpu/amx/mmq.cpp (llama.cpp PR #26954) before building; a build with AMX off is not a fair peer.
 """
 
 

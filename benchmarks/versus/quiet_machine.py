@@ -93,7 +93,7 @@ def wait_for_quiet(patience_s: float) -> bool:
 
 
 def measured(measure: Callable[[], T], patience_s: float, attempts: int) -> Sample[T]:
-    """The least disturbed of at most `attempts` tries; the first one that nobody disturbed ends them."""
+    """The least disturbed of at most `attempts` tries; the first undisturbed one ends them."""
     tries: list[Sample[T]] = []
     for attempt in range(1, attempts + 1):
         wait_for_quiet(patience_s)

@@ -34,7 +34,7 @@ LINKS = (
 class StepsQuery(Body, kw_only=True, frozen=True):
     model: Annotated[Name | None, About("which engine's steps; default: the first model's")] = None
     since: Annotated[
-        int, About("only steps after this `step_id`: for who asks again"), Meta(ge=-1, le=2**53)
+        int, About("only steps after this `step_id`, for a client that polls"), Meta(ge=-1, le=2**53)
     ] = -1
 
 

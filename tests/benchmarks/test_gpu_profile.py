@@ -26,7 +26,7 @@ from benchmarks.gpu.profile import part_of, rate
         ("_draw", "sampling"),
         ("_prepare", "inputs"),
         ("Memcpy HtoD (Pinned -> Device)", "copies"),
-        ("what nobody knows", "other"),
+        ("an unknown kernel", "other"),
     ],
 )
 def test_a_kernel_belongs_to_its_part(kernel: str, part: str) -> None:

@@ -68,7 +68,7 @@ class Case(NamedTuple):
 def case(feature: str, *modes: Mode, only: str | None = None) -> Callable[[Test], Test]:
     """Marks a test as the one for a feature, whole, streamed or both; `only` one of the module's clients."""
     if feature not in FEATURES:
-        raise ValueError(f"{feature!r} is no row of the page: {', '.join(FEATURES)}")
+        raise ValueError(f"{feature!r} is not a row of the page: {', '.join(FEATURES)}")
     return pytest.mark.client_case(feature, modes or ("whole",), only)
 
 

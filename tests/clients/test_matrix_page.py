@@ -6,7 +6,7 @@ from collections import Counter
 
 from tests.clients.cases import PAGE, all_cases, written
 
-AGAIN = "write the page anew: python -m tests.clients"
+AGAIN = "write the page again: python -m tests.clients"
 
 
 def test_the_page_lists_exactly_the_cases_that_exist() -> None:

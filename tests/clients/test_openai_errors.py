@@ -82,4 +82,4 @@ async def assert_idle(target: Target) -> None:
         if not any(float(figure) for figure in running):
             return
         await asyncio.sleep(0.1)
-    pytest.fail("the request still runs although nobody waits for it")
+    pytest.fail("the request still runs although its client left")

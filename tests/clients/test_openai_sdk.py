@@ -284,7 +284,7 @@ def test_a_client_that_leaves_its_stream_frees_the_engine(client: OpenAI, live_s
     stream.close()
     deadline = time.monotonic() + PATIENCE_S
     while _gauge(live_server, "num_requests_running"):
-        assert time.monotonic() < deadline, "the request still runs although nobody reads it"
+        assert time.monotonic() < deadline, "the request still runs although its client left"
         time.sleep(0.1)
 
 

@@ -1,6 +1,6 @@
 """Kernels compiled by a process beside the engine's: the engine finds them, and the process ends with it.
 
-In processes of their own with kernels as they are compiled: elsewhere in the tests they are interpreted. No
+In their own processes with kernels as they are compiled: elsewhere in the tests they are interpreted. No
 GPU is needed.
 """
 

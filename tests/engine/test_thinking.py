@@ -207,7 +207,7 @@ def test_thinking_closes_exactly_at_the_budget_and_the_answer_goes_on(llm, drive
         for place, token in enumerate(held.logprobs):
             assert token.token == held.tokens[place]
             assert token.logprob < 0.0
-    # What comes after the tag is what comes after it in a prompt.
+    # After the tag comes the same text as in a prompt.
     rest = [*prompt, *held.tokens[: 7 + len(closer)]]
     if params is GREEDY:
         again = driver().one(rest, replace(params, max_tokens=24 - 7 - len(closer)))

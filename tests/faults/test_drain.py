@@ -26,7 +26,7 @@ def stream_in_background(server, body) -> tuple[threading.Thread, list[str], thr
                     lines.append(line)
                     if '"content":"' in line:
                         begun.set()
-        except httpx.TransportError as error:  # a failed stream's body is cut off, after its error event
+        except httpx.TransportError as error:  # a failed stream's body ends early, after its error event
             lines.append(f"transport error: {error}")
 
     thread = threading.Thread(target=read)

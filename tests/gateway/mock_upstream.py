@@ -2,8 +2,8 @@
 
 Runs as a process (`python -m tests.gateway.mock_upstream --port 0` prints its address) or in a test's loop
 (`MockUpstream().start()`). Speaks chat, completions, responses, messages, embeddings and rerank, streamed or
-not. What a model does is in its name, words joined by underscores: `mock_out8_pace5` writes 8 tokens, 5 ms
-apart.
+not. The name of a model says what it does, words joined by underscores: `mock_out8_pace5` writes 8 tokens,
+5 ms apart.
 
     outN     N tokens of answer (16)           paceN    N ms between streamed tokens (0: all at once)
     lateN    N ms before the first byte        failN    answers with status N and computes nothing

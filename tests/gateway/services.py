@@ -1,4 +1,4 @@
-"""Real Redis and PostgreSQL for the tests: those that CI has started, or ones of their own.
+"""Real Redis and PostgreSQL for the tests: those that CI has started, or their own ones.
 
 RIDGELINE_TEST_REDIS and RIDGELINE_TEST_POSTGRES are URLs of servers that are already there, on loopback.
 Without them, and for tests that stop and start a server, one is started from the Debian packages' programs;
@@ -24,7 +24,7 @@ from pathlib import Path
 import pytest
 
 START_S = 30.0
-# Below those that the kernel gives to whoever asks for any: none is taken while its service is stopped.
+# Below those that the kernel gives to a request for any port: none is taken while its service is stopped.
 PORTS = range(20_000, 32_000)
 
 

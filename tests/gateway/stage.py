@@ -59,7 +59,7 @@ class Staged:
         return made
 
     async def rows(self, count: int) -> list[dict[str, Any]]:
-        """The ledger's rows of clients, oldest first, when there are so many of them."""
+        """The ledger's rows of clients, oldest first, once there is this number of them."""
         async with asyncio.timeout(PATIENCE_S):
             while len(found := [row for row in self.written_rows() if row["key_id"] != KEY]) < count:
                 await asyncio.sleep(0.02)

@@ -54,7 +54,7 @@ async def test_a_jump_of_the_system_clock_does_not_free_a_budget(
         offset[0] = jump_s
         refused = await stage.http.post(CHAT, json=body)
         assert (refused.status_code, refused.json()["error"]["code"]) == (429, "budget_exceeded")
-        # The rows that a forgotten budget is rebuilt from are of the same time.
+        # The rows that a forgotten budget is rebuilt from have the same time.
         await stage.rows(2)
         stage.parts.limiter._local.counts.clear()
         assert (await stage.http.post(CHAT, json=body)).status_code == 429

@@ -1,4 +1,4 @@
-"""What a request reserves before it is sent: the most that its body lets it use."""
+"""A request reserves, before it is sent, the most that its body lets it use."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a hosted upstream may bill is booked, also where its answer never said what it used."""
+"""The gateway books what a hosted upstream may bill, also where its answer never said what it used."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""Nothing reads memory that nobody wrote: with NaN in the KV cache and all buffers, every answer is as ever.
+"""Nothing reads unwritten memory: with NaN in the KV cache and all buffers, every answer is as ever.
 
 Each thing that a request may ask for is tried alone, many rows at once and again and again: a part that fails
-names the kernels that only it launches. What depends on which thread was first shows up here, too.
+names the kernels that only it launches. A race between threads shows up here, too.
 """
 
 from __future__ import annotations

@@ -31,7 +31,7 @@ def _work(samples: int) -> Work:
 
 
 def _bits(lookahead: int | None = None, times: int = 1, samples: int = 2, **settings: Any) -> list[Any]:
-    """Of the last of so many runs: the first ones compile, and capture graphs."""
+    """Of the last of these runs: the first ones compile, and capture graphs."""
     runner = cuda_runner(SPEC, model_weights("bfloat16"), SIZES, **settings)
     for _ in range(times):
         found = serve(runner, SIZES, _work(samples), lookahead)

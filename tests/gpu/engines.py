@@ -117,7 +117,7 @@ FAMILIES = ("llama", "qwen2", "qwen3", "mistral", "gemma3", "qwen3_moe", "qwen2_
 def weights_of(
     spec: ModelSpec, dtype: torch.dtype, seed: int = 0, device: str | torch.device = "cpu"
 ) -> DecoderWeights:
-    """Random weights whose norms are no ones."""
+    """Random weights whose norms differ from one."""
     weights = random_weights(spec, dtype, seed, device)
     generator = torch.Generator(device=device).manual_seed(seed)
     for part in (weights, *weights.layers):
@@ -223,7 +223,7 @@ def poison(runner: CudaRunner) -> None:
             tensor.fill_(float("nan"))
     sampler._scratch._changed.fill_(float("nan"))
     if on_gpu:
-        torch.cuda.synchronize()  # the runner has a stream of its own
+        torch.cuda.synchronize()  # the runner has its own stream
 
 
 def _tensors(*holders: Any) -> Iterator[Tensor]:
@@ -238,7 +238,7 @@ def _tensors(*holders: Any) -> Iterator[Tensor]:
 
 @contextmanager
 def poisoned_memory() -> Iterator[None]:
-    """Memory nobody has written to holds NaN (and no small numbers) instead of whatever lay there before."""
+    """Unwritten memory holds NaN (and no small numbers) instead of whatever lay there before."""
     empty, empty_like = torch.empty, torch.empty_like
 
     def filled(tensor: Tensor) -> Tensor:

@@ -1,4 +1,4 @@
-"""Streamed text joined is the whole text, whatever the tokens and wherever the stream is cut."""
+"""Streamed text joined is the whole text, whatever the tokens and wherever the stream is split."""
 
 from __future__ import annotations
 

@@ -50,7 +50,7 @@ def test_a_well_known_model_has_the_published_number_of_parameters(known) -> Non
     if known.name in TOTALS:
         assert shape.parameters == pytest.approx(TOTALS[known.name], rel=0.01)
         return
-    for hub_id in known.hub_ids:  # the same shape as of its own config.json
+    for hub_id in known.hub_ids:  # the same shape as from its config.json
         path = CONFIGS / f"{hub_id.replace('/', '--')}_config.json"
         if path.is_file():
             whole = find_spec(path)

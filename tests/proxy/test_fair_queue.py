@@ -18,7 +18,7 @@ from tests.patience import PATIENCE_S
 
 
 class Upstream:
-    """A simulated one with `capacity` places, of which `order` says who gets them; time is simulated too."""
+    """A simulated one with `capacity` places, which `order` hands out; time is simulated too."""
 
     def __init__(self, capacity: int, ageing_s: float = 5.0) -> None:
         self.order, self.capacity, self.now = FairOrder(ageing_s), capacity, 0.0

@@ -57,7 +57,7 @@ class Text:
 
     @property
     def blocks(self) -> int:
-        """KV blocks that hold it: the context once, each ending in blocks of its own."""
+        """KV blocks that hold it: the context once, each ending in its own blocks."""
         sequences, length = self.endings.shape
         return _blocks(len(self.context)) + sequences * _blocks(length)
 
@@ -202,7 +202,7 @@ def in_float32(table: DecoderTable) -> DecoderTable:
 
 
 def with_matrices(table: DecoderTable, format_of: Callable[[PackedMatrix], Format]) -> DecoderTable:
-    """The same decoder, every matrix packed anew from its floats."""
+    """The same decoder, every matrix packed again from its floats."""
 
     def packed(matrix: PackedMatrix) -> PackedMatrix:
         return pack_float(format_of(matrix), unpack(matrix), bias=matrix.bias)

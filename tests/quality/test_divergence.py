@@ -91,7 +91,7 @@ def test_the_mean_divergence_from_float32_is_small(form, table, brief_text, brie
 
 
 def brief_kv_formats(form, isa):
-    """Weights and KV are read by kernels of their own: the slow sets meet each of them, but not each pair."""
+    """Weights and KV are read by their own kernels: the slow sets meet each of them, but not each pair."""
     return KV_FORMATS if isa not in ("avx2", "portable") else [KV_FORMATS[FORMS.index(form) % 2]]
 
 
@@ -105,7 +105,7 @@ def test_regimes_differ_from_each_other_by_no_more_than_from_float32(form, table
 
 
 def test_float32_weights_give_the_logits_of_torch(smollm2_path, text):
-    """What the divergence is measured from is itself right; other instruction sets: test_native_logits."""
+    """The base of the divergence is itself right; other instruction sets: test_native_logits."""
     whole = text(0, 1, TORCH_TOKENS)
     expected = torch_logits(smollm2_path, whole.endings[0].tolist())
     exact = in_float32(packed_table(smollm2_path, AS_STORED))

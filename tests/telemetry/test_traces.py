@@ -121,16 +121,18 @@ def test_close_sends_what_waits(collector: Collector) -> None:
     assert len(collector.spans) == 700
     assert export.sent == 700
     export.offer([])
-    assert export.dropped == 1  # after the end there is nobody to send it
+    assert export.dropped == 1  # after the end no thread sends it
 
 
-def test_what_cannot_be_sent_is_dropped_and_counted_and_nobody_waits(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_spans_that_cannot_be_sent_are_dropped_and_counted_without_a_wait(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(traces, "LAST_EXPORT_S", 0.1)
     refusing = Collector(status=400)
     export = SpanExport(refusing.url, "test", max_waiting=100, batch_s=0.3)
     for _ in range(1000):
         export.offer([Span("s", new_trace_id(), "", 1.0, 2.0)])
-    assert export.dropped >= 800  # while the first wait to be sent together, at most so many wait with them
+    assert export.dropped >= 800  # while the first wait to be sent together, at most 100 wait with them
     refusing.until(lambda: export.dropped == 1000)
     export.close()
     refusing.close()

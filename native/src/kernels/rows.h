@@ -42,7 +42,7 @@ inline void layer_norm(const float* x, const float* weight, const float* bias, f
   for (int i = 0; i < n; i += kLanes) {
     alignas(64) float lanes[kLanes];
     store(lanes, sub(load_some(x + i, n - i), set(mean)));
-    const F off = load_some(lanes, n - i);  // lanes beyond the row are no part of the variance
+    const F off = load_some(lanes, n - i);  // lanes beyond the row do not count for the variance
     squares = fma(off, off, squares);
   }
   const F inverse = set(1.0f / std::sqrt(sum(squares) / float(n) + eps)), shift = set(-mean);

@@ -73,7 +73,7 @@ def _counted_field(name: str, value: bytes) -> Iterator[str | int]:
 
 
 def _counted(value: object, name: str = "") -> Iterator[str | int]:
-    """Texts of a prompt, and tokens of what is no text."""
+    """Texts of a prompt, and tokens of images and audio."""
     if isinstance(value, str):
         if name in _BLOBS:
             yield TOKENS_PER_PART

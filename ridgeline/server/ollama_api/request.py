@@ -77,7 +77,7 @@ class OllamaFunctionCall(Body, kw_only=True, frozen=True):
 class OllamaToolCall(Body, kw_only=True, frozen=True):
     function: Annotated[OllamaFunctionCall, About("which function, with which arguments")]
     id: Annotated[Id | None, About("what the tool's message may name in `tool_call_id`")] = None
-    type: Annotated[Any, ignored("all calls are of functions")] = None
+    type: Annotated[Any, ignored("every call is a function call")] = None
 
 
 class OllamaMessage(Body, kw_only=True, frozen=True):

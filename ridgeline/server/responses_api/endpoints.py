@@ -74,7 +74,7 @@ ENDPOINTS = [
         "GET",
         ONE + "/input_items",
         handlers.input_items,
-        "What a stored response was asked, in pages",
+        "The input of a stored response, in pages",
         query=ItemsQuery,
         response=ItemList,
     ),

@@ -11,7 +11,9 @@ from ridgeline.server.http.field_types import Int, Name
 MAX_TEXTS = 2048  # of one request, as OpenAI has it
 
 _MODEL = About("a name of `/v1/models`; absent: the first served model that makes embeddings")
-_TRUNCATE_TO = About("cut longer texts to so many tokens; -1: to the model's longest; absent: 400 for them")
+_TRUNCATE_TO = About(
+    "cut longer texts to this number of tokens; -1: to the model's longest; absent: 400 for them"
+)
 _PRIORITY = About("lower is served first; default 0; from 1000 on, behind all others and without a deadline")
 
 
@@ -55,7 +57,7 @@ class RerankRequest(VectorRequest, kw_only=True, frozen=True):
     ]
     top_n: Annotated[Int | None, About("how many of the best to answer with; default: all")] = None
     return_documents: Annotated[bool | None, About("answer with the texts too; default false")] = None
-    max_tokens_per_doc: Annotated[Int | None, About("cut documents to so many tokens")] = None
+    max_tokens_per_doc: Annotated[Int | None, About("cut documents to this number of tokens")] = None
     max_chunks_per_doc: Annotated[Any, ignored("a document is one chunk; what does not fit is cut")] = None
     rank_fields: Annotated[Any, refused("only `text` is ranked by", ["text"])] = None
     truncation: Annotated[bool | None, ignored("documents are always cut to what the model reads")] = None

@@ -95,7 +95,7 @@ def test_recall_on_the_corpus_is_as_promised():
 
 
 def test_phone_numbers_of_every_country_are_found_as_the_library_writes_them():
-    """Examples that nobody here chose: with + of all countries, national of those that are configured."""
+    """Examples from elsewhere: with + of all countries, national of those that are configured."""
     library = pytest.importorskip("phonenumbers")
     styles, kinds = library.PhoneNumberFormat, library.PhoneNumberType
     missed, asked = [], 0

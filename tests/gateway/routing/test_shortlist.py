@@ -1,4 +1,4 @@
-"""The shortlist of examples that may be near: nearly all who are near stand on it."""
+"""The shortlist of examples that may be near: nearly all near ones stand on it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The store, SQLite and PostgreSQL alike: what is kept, what is refused, who may start at once."""
+"""The store, SQLite and PostgreSQL alike: what is kept, what is refused, which process may start at once."""
 
 from __future__ import annotations
 
