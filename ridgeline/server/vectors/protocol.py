@@ -39,7 +39,7 @@ class EmbeddingRequest(VectorRequest, kw_only=True, frozen=True):
     ] = None
     dimensions: Annotated[
         Int | None,
-        About("keep so many of a vector's first numbers, and normalize; for models trained for it"),
+        About("keep this number of a vector's first values, and normalize; for models trained for it"),
     ] = None
     truncate: Annotated[bool | None, About("cut longer texts instead of refusing them; default false")] = None
     input_type: Annotated[Any, ignored("queries and documents are embedded alike")] = None
