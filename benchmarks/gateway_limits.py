@@ -33,8 +33,8 @@ from typing import Any, NamedTuple
 from benchmarks.gateway_limits_cost import measure_cost
 from ridgeline.gateway.errors import Limited, Unavailable
 from ridgeline.gateway.limits.config import RedisConfig
-from ridgeline.gateway.limits.limiter import Subject
-from ridgeline.gateway.limits.redis import RedisLimiter
+from ridgeline.gateway.limits.limiter_types import Subject
+from ridgeline.gateway.limits.redis_limiter import RedisLimiter
 from ridgeline.gateway.tenants.keys import Limits
 from tests.conftest import free_port
 from tests.gateway.services import OwnPostgres, OwnRedis

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from ridgeline.gateway.config import GatewaySettings, ModelConfig, targets_of
 from ridgeline.gateway.errors import NotFound
+from ridgeline.gateway.settings import GatewaySettings, ModelConfig, targets_of
 from ridgeline.gateway.tenants.keys import Limits
 from ridgeline.gateway.upstreams.outgoing import Target
 

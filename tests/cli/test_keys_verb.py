@@ -18,7 +18,7 @@ from ridgeline.gateway.admin.app import admin_app
 from ridgeline.gateway.admin.config import AdminConfig
 from ridgeline.gateway.admin.credentials import AdminKeys
 from ridgeline.gateway.tenants.config import StoreConfig
-from ridgeline.gateway.tenants.policy import Policy
+from ridgeline.gateway.tenants.key_table import KeyTable
 from ridgeline.gateway.tenants.store import Store
 from ridgeline.web.connection import ConnectionLimits
 from ridgeline.web.listener import HttpServer
@@ -43,9 +43,9 @@ class Gateway:
     def json(self, *words: str) -> Any:
         return json.loads(self.run(*words, "--json")[0])
 
-    def policy(self) -> Policy:
+    def key_table(self) -> KeyTable:
         changes = asyncio.run_coroutine_threadsafe(self.store.changes(0), self.loop).result(10)
-        return Policy(self.store.server_secret).apply(changes)
+        return KeyTable(self.store.server_secret).apply(changes)
 
 
 @pytest.fixture
@@ -88,10 +88,10 @@ def test_a_key_from_its_making_to_its_end(gateway: Gateway) -> None:
     secret = out.strip()  # stdout has the key, and nothing else
     assert "100 rpm, 20,000 tpm, $0.5 a day" in told
     assert "shown only once" in told
-    key = gateway.policy().lookup(secret)
+    key = gateway.key_table().lookup(secret)
     assert key is not None
     assert (key.name, key.models, key.endpoints) == ("app", ("gpt-*", "small"), ("chat",))
-    team = gateway.policy().team(key.team)
+    team = gateway.key_table().team(key.team)
     assert team is not None
     assert (team.name, team.weight, team.limits.monthly_usd) == ("search", 2.0, 500.0)
 
@@ -117,7 +117,7 @@ def test_a_key_from_its_making_to_its_end(gateway: Gateway) -> None:
         "--team",
         "none",
     )
-    key = gateway.policy().lookup(secret)
+    key = gateway.key_table().lookup(secret)
     assert key is not None
     assert (key.limits.requests_per_minute, key.limits.tokens_per_minute, key.limits.daily_usd) == (
         None,
@@ -128,10 +128,10 @@ def test_a_key_from_its_making_to_its_end(gateway: Gateway) -> None:
 
     rotated, told = gateway.run("keys", "rotate", "app", "--grace", "10m")
     assert "an older secret is valid until" in told
-    assert gateway.policy().lookup(rotated.strip()) == gateway.policy().lookup(secret) == key
+    assert gateway.key_table().lookup(rotated.strip()) == gateway.key_table().lookup(secret) == key
 
     assert gateway.run("keys", "revoke", key.id)[0] == f"revoked {key.id} (app)\n"
-    assert gateway.policy().lookup(rotated.strip()) is None
+    assert gateway.key_table().lookup(rotated.strip()) is None
     assert gateway.json("keys", "list") == []
     assert gateway.json("keys", "show", "app")["state"] == "revoked"
     assert gateway.run("keys", "delete", "app")[0] == f"deleted {key.id}\n"
@@ -171,7 +171,7 @@ def test_teams_are_listed_shown_and_changed(gateway: Gateway) -> None:
 
 def test_json_of_a_new_key_has_its_secret(gateway: Gateway) -> None:
     made = gateway.json("keys", "create", "--name", "ci", "--priority", "2", "--cache", "exact")
-    assert gateway.policy().lookup(made["secret"]) is not None
+    assert gateway.key_table().lookup(made["secret"]) is not None
     assert (made["priority"], made["cache"], made["state"]) == (2, "exact", "live")
 
 

@@ -18,7 +18,7 @@ from ridgeline.cli.main import main
 from ridgeline.gateway.accounting.store.places import sqlite_ledger
 from ridgeline.gateway.accounting.store.records import line_of
 from ridgeline.gateway.admin.listener import AdminListener
-from ridgeline.gateway.config import make_settings
+from ridgeline.gateway.settings import make_settings
 from tests.gateway.accounting.books import row
 
 

@@ -12,11 +12,11 @@ from typing import Any
 
 import httpx
 
-from ridgeline.gateway.config import GatewaySettings, checked, make_settings
 from ridgeline.gateway.objects.batch_booking import BatchBooking
 from ridgeline.gateway.pipeline.app import Gateway
 from ridgeline.gateway.pipeline.own_embeddings import KEY
 from ridgeline.gateway.process.assembly import Assembly
+from ridgeline.gateway.settings import GatewaySettings, checked, make_settings
 from ridgeline.gateway.tenants.audit import Actor
 from ridgeline.gateway.tenants.keys import Key
 from ridgeline.gateway.tenants.registry import Registry
@@ -55,7 +55,7 @@ class Staged:
     async def new_key(self, **fields: Any) -> tuple[Key, str]:
         """A key beside the first, known to the worker when this returns."""
         made = await make_key(self.parts.settings, **fields)
-        await self.parts.policy.refresh()
+        await self.parts.keys.refresh()
         return made
 
     async def rows(self, count: int) -> list[dict[str, Any]]:

@@ -164,8 +164,8 @@ async def test_a_transcription_that_its_client_left_is_booked_by_its_seconds(tmp
     async with scripted(tmp_path, never, models=MINUTE) as (stage, _):
         request = asyncio.create_task(stage.http.post(TRANSCRIPTIONS, **upload(wav(9.0))))
         await asked.wait()
-        (exchange,) = stage.parts.deadlines.live
-        exchange.read_on_s = 0.05
+        (state,) = stage.parts.deadlines.live
+        state.read_on_s = 0.05
         request.cancel()
         (row,) = await stage.rows(1)
         assert (row["audio_ms"], row["usage_source"], row["cost_pusd"]) == (9000, "estimated", 9000 * 10**5)

@@ -33,7 +33,7 @@ runpy.run_module("ridgeline.gateway.process.worker", run_name="__main__")
 async def test_half_open_heads_of_one_address_reset_no_other_client(
     tmp_path: Path, soft: int, hard: int
 ) -> None:
-    from ridgeline.gateway.config import to_json
+    from ridgeline.gateway.settings import to_json
 
     mock = await MockUpstream().start()
     settings = settings_for(tmp_path, mock, {"gateway": {"max_connections": 1000}})

@@ -12,9 +12,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from ridgeline.gateway.errors import BadRequest, GatewayError
+from ridgeline.gateway.limits.held_bytes import HeldBytes
 from ridgeline.gateway.objects.forms import Form, FormReader
 from ridgeline.gateway.objects.spool import Spool
-from ridgeline.gateway.pipeline.held_bytes import HeldBytes
 from ridgeline.proxy.body import StoredBody, Stretch
 
 TYPE = b'multipart/form-data; boundary="AaB03x"'

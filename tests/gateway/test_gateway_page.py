@@ -6,7 +6,7 @@ import json
 import re
 from pathlib import Path
 
-from ridgeline.gateway.config import LISTS, SECTIONS
+from ridgeline.gateway.settings import LISTS, SECTIONS
 from ridgeline.options import options_of
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "gateway.md"

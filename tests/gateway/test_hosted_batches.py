@@ -159,13 +159,13 @@ async def test_a_smaller_budget_stops_a_batch_that_runs(tmp_path: Path) -> None:
 async def lower_budget(stage: Staged, usd: float) -> None:
     settings = stage.parts.settings
     store = Store(settings.store, settings.state_dir)
-    (key,) = stage.parts.policy.policy.keys()
+    (key,) = stage.parts.keys.table.keys()
     change = Limits(daily_usd=usd)
     await Registry(store).update_key(
         key.id, lambda one: msgspec.structs.replace(one, limits=change), Actor("test", "127.0.0.1")
     )
     await store.close()
-    await stage.parts.policy.refresh()
+    await stage.parts.keys.refresh()
 
 
 async def test_a_batch_whose_answer_was_lost_is_found_and_held_meanwhile(
@@ -227,7 +227,7 @@ async def test_a_batch_whose_key_was_deleted_gives_its_team_back_what_it_did_not
         await registry.revoke_key(key.id, by)
         await registry.delete_key(key.id, by)
         await store.close()
-        await stage.parts.policy.refresh()
+        await stage.parts.keys.refresh()
         hosted.done(4, "completed")
         await booked(stage, batch["id"])
         async with stage.client(other) as http:

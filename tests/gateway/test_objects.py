@@ -57,7 +57,7 @@ async def test_the_guard_checks_a_batch_in_its_tenants_own_queue(tmp_path: Path)
     guards = [{"name": "mail", "redact": ("email",)}]
     answer = always(200, {"id": "file-1", "object": "file"})
     async with scripted(tmp_path, answer, {"guard": "mail"}, guards=guards) as (stage, _):
-        offload, key = stage.parts.offload, stage.parts.policy.policy.lookup(stage.secret)
+        offload, key = stage.parts.offload, stage.parts.keys.table.lookup(stage.secret)
         await stage.parts.owned.remember("file-1", key.tenant, "up", "file", {"model": "open"})
         offload.start()
         await until(lambda: len(offload._idle) == PROCESSES)
@@ -75,7 +75,7 @@ async def test_the_guard_checks_the_names_of_a_batchs_lines_in_their_tenants_own
 ) -> None:
     guards = [{"name": "mail", "redact": ("email",)}]
     async with scripted(tmp_path, always(200, {}), {"guard": "mail"}, guards=guards) as (stage, _):
-        offload, key = stage.parts.offload, stage.parts.policy.policy.lookup(stage.secret)
+        offload, key = stage.parts.offload, stage.parts.keys.table.lookup(stage.secret)
         offload.start()
         await until(lambda: len(offload._idle) == PROCESSES)
         for process in offload._alive:  # the job stays where it can be seen

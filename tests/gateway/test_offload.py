@@ -12,12 +12,12 @@ from typing import Any
 import pytest
 
 from ridgeline.gateway.body import Fields
-from ridgeline.gateway.config import make_settings
 from ridgeline.gateway.errors import BadRequest, GatewayError, Unavailable
 from ridgeline.gateway.guard.guards import Guard
 from ridgeline.gateway.offload.offload import LARGE, Offload
-from ridgeline.gateway.pipeline import forwarding, model_requests, reservations
+from ridgeline.gateway.pipeline import forwarding, model_requests, most_used
 from ridgeline.gateway.routing import router
+from ridgeline.gateway.settings import make_settings
 from ridgeline.gateway.tenants.keys import Limits
 from tests.gateway.stage import staged
 from tests.patience import PATIENCE_S
@@ -53,7 +53,7 @@ def sizes(monkeypatch: pytest.MonkeyPatch) -> dict[str, list[int]]:
         return sum(len(bytes(value)) for value in fields.values())
 
     watch(model_requests, "read_fields", len)
-    watch(reservations, "_prompts", lambda value: len(bytes(value or b"")))
+    watch(most_used, "_prompts", lambda value: len(bytes(value or b"")))
     watch(Guard, "_checked", lambda guard, kind, fields, names: total(fields))
     watch(router, "read", lambda kind, fields: total(fields))
     watch(forwarding, "translate_request", lambda kind, fields, *_: total(fields))

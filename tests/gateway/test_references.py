@@ -77,7 +77,7 @@ FOREIGN: list[tuple[str, dict[str, Any], str]] = [
 
 
 def tenant_of(stage: Staged) -> str:
-    key = stage.parts.policy.policy.lookup(stage.secret)
+    key = stage.parts.keys.table.lookup(stage.secret)
     assert key is not None
     return key.tenant
 

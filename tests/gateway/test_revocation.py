@@ -24,10 +24,10 @@ MESSAGES = "/v1/messages"
 async def revoke(stage: Staged, end_requests: bool) -> None:
     settings = stage.parts.settings
     store = Store(settings.store, settings.state_dir)
-    (key,) = stage.parts.policy.policy.keys()
+    (key,) = stage.parts.keys.table.keys()
     await Registry(store).revoke_key(key.id, Actor("test", "127.0.0.1"), end_requests)
     await store.close()
-    await stage.parts.policy.refresh()
+    await stage.parts.keys.refresh()
 
 
 async def rest_of_stream(stage: Staged, path: str, revoked: Callable[[], Awaitable[None]]) -> str:

@@ -219,7 +219,7 @@ async def test_a_batch_whose_client_has_left_is_remembered_all_the_same(tmp_path
 async def test_a_list_that_the_upstream_cannot_complete_is_not_a_shorter_one(tmp_path: Path) -> None:
     for answer in (always(200, b"<html>"), always(403, {})):
         async with scripted(tmp_path / str(id(answer)), answer) as (stage, _):
-            key = stage.parts.policy.policy.lookup(stage.secret)
+            key = stage.parts.keys.table.lookup(stage.secret)
             assert key is not None
             tenant = key.tenant
             await stage.parts.owned.remember("batch-1", tenant, "up", "batch", {})

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from tokenizers import Tokenizer, models, pre_tokenizers
 
-from ridgeline.gateway.accounting import estimate
+from ridgeline.gateway.accounting import token_formula
 from ridgeline.gateway.offload.offload import LARGE, PROCESSES
 from ridgeline.gateway.tenants.keys import Limits
 from tests.gateway.mock_upstream import MockUpstream
@@ -185,13 +185,13 @@ async def test_a_large_answer_without_usage_is_weighed_in_small_steps(
     sizes: list[int] = []
 
     def watch(name: str) -> None:
-        real = getattr(estimate, name)
+        real = getattr(token_formula, name)
 
         def watched(text: bytes) -> Any:
             sizes.append(len(text))
             return real(text)
 
-        monkeypatch.setattr(estimate, name, watched)
+        monkeypatch.setattr(token_formula, name, watched)
 
     watch("weight")
     watch("texts_of")

@@ -91,7 +91,7 @@ def run(args: argparse.Namespace) -> int:
     if args.print_example:
         print(EXAMPLE_FILE, end="")
         return 0
-    from ridgeline.gateway.config import LISTS, SECTIONS, GatewaySettings, embedded, read_settings
+    from ridgeline.gateway.settings import LISTS, SECTIONS, GatewaySettings, embedded, read_settings
     from ridgeline.gateway.process.trial import try_certificates, try_parts, try_upstreams
 
     if args.print_schema:

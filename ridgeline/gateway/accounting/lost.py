@@ -11,8 +11,8 @@ import time
 from collections.abc import Awaitable, Callable, Sequence
 from concurrent.futures import Future
 
-from ridgeline.gateway.accounting.estimate import unseen_tokens
 from ridgeline.gateway.accounting.row import LedgerRow, Opening
+from ridgeline.gateway.accounting.token_formula import unseen_tokens
 from ridgeline.gateway.accounting.usage import Usage
 
 # A request's final usage, by its upstream, its id and its arrival (unix milliseconds). None: the upstream

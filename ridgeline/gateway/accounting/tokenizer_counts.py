@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from ridgeline.gateway.accounting.estimate import PROMPT_FIELDS, TOKENS_PER_PART, texts_of
+from ridgeline.gateway.accounting.token_formula import PROMPT_FIELDS, TOKENS_PER_PART, texts_of
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer

@@ -12,8 +12,8 @@ from typing import Any
 from ridgeline.gateway.accounting.routes import usage_reader, usage_routes
 from ridgeline.gateway.admin.app import admin_app
 from ridgeline.gateway.admin.credentials import AdminKeys, key_file
-from ridgeline.gateway.config import GatewaySettings
 from ridgeline.gateway.pipeline.endpoints import NAMES
+from ridgeline.gateway.settings import GatewaySettings
 from ridgeline.gateway.tenants.errors import StoreUnavailable
 from ridgeline.gateway.tenants.store import Store
 from ridgeline.options import OptionError

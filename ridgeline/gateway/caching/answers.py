@@ -18,8 +18,8 @@ if TYPE_CHECKING:
     from ridgeline.gateway.caching.exact import ExactCache
     from ridgeline.gateway.caching.semantic import SemanticCache, SemanticQuery
     from ridgeline.gateway.catalog import PublicModel
-    from ridgeline.gateway.pipeline.exchange import GatewayExchange
     from ridgeline.gateway.pipeline.parts import Parts
+    from ridgeline.gateway.pipeline.request_state import RequestState
 
 # Client headers that change an upstream's answer.
 _TELLING = (b"anthropic-beta", b"anthropic-version", b"openai-beta")
@@ -42,14 +42,14 @@ class StreamKeeper:
 class CacheUse:
     def __init__(
         self,
-        exchange: GatewayExchange,
+        request: RequestState,
         exact: ExactCache,
         place: bytes,
         semantic: SemanticCache | None,
         query: SemanticQuery | None,
         threshold: float | None,
     ) -> None:
-        self._exchange = exchange
+        self._request = request
         self._exact = exact
         self._place = place
         self._semantic = semantic
@@ -57,10 +57,10 @@ class CacheUse:
         self._threshold = threshold
 
     @classmethod
-    def of(cls, parts: Parts, exchange: GatewayExchange, model: PublicModel) -> CacheUse | None:
+    def of(cls, parts: Parts, request: RequestState, model: PublicModel) -> CacheUse | None:
         """None: this request does not use the caches."""
-        key, kind, fields = exchange.key, exchange.place.endpoint.kind, exchange.fields
-        given = exchange.headers
+        key, kind, fields = request.key, request.place.endpoint.kind, request.fields
+        given = request.headers
         if key is None or parts.exact is None or not fields:
             return None
         header = given.get(HEADER, b"")
@@ -71,13 +71,13 @@ class CacheUse:
             return None
         variants = [key.guard]
         variants += [given.get(name, b"").decode("latin-1") for name in _TELLING]
-        variants.append(exchange.query.decode("latin-1"))
-        place = partition(exchange.tenant, model.name, kind, fields, variants)
+        variants.append(request.query.decode("latin-1"))
+        place = partition(request.tenant, model.name, kind, fields, variants)
         query, semantic = None, None
         if mode == "semantic" and parts.semantic is not None and not is_large(fields):
             semantic = parts.semantic
-            query = semantic.query(exchange.tenant, model.name, kind, fields, variants)
-        return cls(exchange, parts.exact, place, semantic, query, model.config.semantic_threshold)
+            query = semantic.query(request.tenant, model.name, kind, fields, variants)
+        return cls(request, parts.exact, place, semantic, query, model.config.semantic_threshold)
 
     async def find(self) -> Hit | None:
         hit = await self._exact.get(self._place)
@@ -87,7 +87,7 @@ class CacheUse:
 
     async def keep(self, status: int, headers: Headers, body: bytes, usage: Usage | None) -> None:
         """Store a whole answer, before a guard restores it."""
-        row = self._exchange.row
+        row = self._request.row
         content_type = next(
             (value for name, value in headers if name == b"content-type"), b"application/json"
         )

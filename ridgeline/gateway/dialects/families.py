@@ -1,7 +1,7 @@
 """The family of APIs that an answer belongs to, and its shape within the family.
 
-A kind is the endpoint that the client called (`endpoints.ENDPOINTS`); the shape of an upstream's answer
-follows from the kind and the family of the upstream.
+A kind is that of the endpoint the client called (`pipeline.endpoints.Endpoint.kind`). The shape of an
+upstream's answer follows from the kind and the family of the upstream.
 """
 
 from __future__ import annotations

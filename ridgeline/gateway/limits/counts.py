@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections import deque
 
-from ridgeline.gateway.limits.limiter import (
+from ridgeline.gateway.limits.limiter_types import (
     BUCKET_MS,
     BUCKETS,
     CONCURRENT_RETRY_MS,

@@ -12,7 +12,7 @@ from typing import NamedTuple, TypeAlias
 
 from ridgeline.gateway.errors import GatewayError
 from ridgeline.gateway.limits.counts import Counts
-from ridgeline.gateway.limits.limiter import Limiter, Reservation, Subject
+from ridgeline.gateway.limits.limiter_types import Limiter, Reservation, Subject
 
 _HEAD = struct.Struct("<I")
 

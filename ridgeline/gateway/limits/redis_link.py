@@ -13,7 +13,7 @@ from typing import Literal
 
 from ridgeline.gateway.limits import scripts
 from ridgeline.gateway.limits.config import RedisConfig
-from ridgeline.gateway.limits.limiter import Reservation, Subject
+from ridgeline.gateway.limits.limiter_types import Reservation, Subject
 from ridgeline.gateway.limits.resp import RedisClient, RedisError, RedisUnavailable, Reply, bulk
 from ridgeline.gateway.limits.wire import Script, Wire
 

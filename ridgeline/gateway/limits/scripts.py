@@ -11,7 +11,7 @@ Everything expires. Numbers of picodollars stay strings where they are added: Lu
 
 from __future__ import annotations
 
-from ridgeline.gateway.limits.limiter import BUCKET_MS, BUCKETS, CONCURRENT_RETRY_MS, DAY_MS
+from ridgeline.gateway.limits.limiter_types import BUCKET_MS, BUCKETS, CONCURRENT_RETRY_MS, DAY_MS
 
 HOLD_LEASES = 120  # background work without a gateway counts for this many leases
 

@@ -6,7 +6,7 @@ import asyncio
 import logging
 from collections.abc import Callable, Sequence
 
-from ridgeline.gateway.limits.limiter import (
+from ridgeline.gateway.limits.limiter_types import (
     DAY_MS,
     Spent,
     Subject,

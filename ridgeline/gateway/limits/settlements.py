@@ -10,7 +10,7 @@ import contextlib
 import time
 from typing import NamedTuple
 
-from ridgeline.gateway.limits.limiter import Reservation
+from ridgeline.gateway.limits.limiter_types import Reservation
 from ridgeline.gateway.limits.redis_link import RedisLink
 from ridgeline.gateway.limits.resp import RedisError, RedisUnavailable, Reply, bulk
 

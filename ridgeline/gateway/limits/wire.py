@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 
-from ridgeline.gateway.limits.limiter import PICODOLLARS, Subject
+from ridgeline.gateway.limits.limiter_types import PICODOLLARS, Subject
 from ridgeline.gateway.limits.resp import bulk, encode
 
 

@@ -149,7 +149,7 @@ class BatchBooking:
                 "the budget of its key or team has no room for its next lines"
             )
             stopped = Stopped("budget_exceeded", message)
-        if self._parts.policy.policy.ends_requests(meta.key) and meta.stopped is None:
+        if self._parts.keys.table.ends_requests(meta.key) and meta.stopped is None:
             stopped = Stopped(REVOKED, "stopped by the gateway: its key has been revoked")
         noted = msgspec.structs.replace(
             meta,

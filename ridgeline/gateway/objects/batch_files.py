@@ -15,14 +15,14 @@ from ridgeline.gateway.accounting.prices import Prices
 from ridgeline.gateway.accounting.usage import Usage
 from ridgeline.gateway.body import Fields, check_names, field, raw
 from ridgeline.gateway.catalog import Catalog, allows
-from ridgeline.gateway.config import GatewaySettings
 from ridgeline.gateway.errors import BadRequest, Forbidden
 from ridgeline.gateway.guard.guards import Guard
 from ridgeline.gateway.objects.batch_meta import BatchMeta
 from ridgeline.gateway.objects.references import MOST, Reference, references
 from ridgeline.gateway.pipeline.cache_salt import salted, takes_salt
 from ridgeline.gateway.pipeline.endpoints import Endpoint, Place, find
-from ridgeline.gateway.pipeline.reservations import most_used
+from ridgeline.gateway.pipeline.most_used import most_used
+from ridgeline.gateway.settings import GatewaySettings
 from ridgeline.gateway.tenants.keys import Key
 
 MAX_LINES = 100_000

@@ -25,6 +25,7 @@ from ridgeline.gateway.errors import (
     out_of_time,
 )
 from ridgeline.gateway.guard.guards import Guard
+from ridgeline.gateway.limits.subjects import reserve_request
 from ridgeline.gateway.objects.batch_booking import BatchBooking
 from ridgeline.gateway.objects.batch_meta import BatchMeta, meta_of
 from ridgeline.gateway.objects.batch_orders import drop_order, order_batch, with_reason
@@ -32,11 +33,10 @@ from ridgeline.gateway.objects.listing import own_files, page, shown_in
 from ridgeline.gateway.objects.uploads import checked_batch_file, read_form
 from ridgeline.gateway.offload.offload import LARGE
 from ridgeline.gateway.pipeline.endpoints import FILES
-from ridgeline.gateway.pipeline.exchange import GatewayExchange, Headers, Receive, Send
 from ridgeline.gateway.pipeline.forwarding import PASSED_BACK, passed_on
 from ridgeline.gateway.pipeline.own_requests import answer_json
 from ridgeline.gateway.pipeline.parts import Parts
-from ridgeline.gateway.pipeline.reservations import reserve_request
+from ridgeline.gateway.pipeline.request_state import Headers, Receive, RequestState, Send
 from ridgeline.gateway.tenants.owned import Meta
 from ridgeline.gateway.upstreams.attempts import UNSENT
 from ridgeline.gateway.upstreams.errors import UpstreamBroken
@@ -64,65 +64,66 @@ class ObjectRequests:
         self._parts, self._batches = parts, batches
         self._config = parts.settings.gateway
 
-    async def answer(self, exchange: GatewayExchange, receive: Receive, send: Send) -> None:
-        exchange.wait_until(exchange.arrived + self._config.request_timeout_s, out_of_time)
-        await reserve_request(self._parts, exchange)
-        place = exchange.place
+    async def answer(self, request: RequestState, receive: Receive, send: Send) -> None:
+        request.wait_until(request.arrived + self._config.request_timeout_s, out_of_time)
+        assert request.key is not None
+        request.reservation = await reserve_request(self._parts.limiter, request.key, request.team)
+        place = request.place
         if place.object_id:
-            await self._one(exchange, send)
-        elif exchange.method == "GET":
-            await self._list(exchange, send)
+            await self._one(request, send)
+        elif request.method == "GET":
+            await self._list(request, send)
         elif place.endpoint is FILES:
-            await self._upload(exchange, receive, send)
+            await self._upload(request, receive, send)
         else:
-            await self._batch(exchange, receive, send)
+            await self._batch(request, receive, send)
 
     # ---- reading ----
 
-    async def _one(self, exchange: GatewayExchange, send: Send) -> None:
+    async def _one(self, request: RequestState, send: Send) -> None:
         """Another tenant's object and a missing object get the same answer."""
-        place = exchange.place
+        place = request.place
         kind = KINDS[place.endpoint.kind]
         find = self._parts.owned.fresh if kind == "batch" else self._parts.owned.owner
         owned = await find(place.object_id) if len(place.object_id) <= MAX_ID else None
-        if owned is None or owned.tenant != exchange.tenant or owned.kind != kind:
+        if owned is None or owned.tenant != request.tenant or owned.kind != kind:
             raise NotFound(f"no {kind} is named {place.object_id[:MAX_ID]!r}")
-        if exchange.method == "DELETE" and "batch" in owned.meta:
+        if request.method == "DELETE" and "batch" in owned.meta:
             await self._batches.book_before_deletion(str(owned.meta["batch"]))
-        answer = await self._ask(exchange, owned.upstream, exchange.method, _path(exchange), b"", [])
-        if (exchange.method == "DELETE" and answer.status < 300) or (kind == "file" and answer.status == 404):
+        answer = await self._ask(request, owned.upstream, request.method, _path(request), b"", [])
+        if (request.method == "DELETE" and answer.status < 300) or (kind == "file" and answer.status == 404):
             await self._parts.owned.forget(place.object_id)
         if kind == "batch":
-            body = await self._read(exchange, answer)
+            body = await self._read(request, answer)
             if answer.status < 300:
                 await own_files(self._parts, owned, body)
                 body = with_reason(body, owned)
-            await self._send(exchange, answer, body, send)
+            await self._send(request, answer, body, send)
         else:
-            await self._relay(exchange, answer, send)
+            await self._relay(request, answer, send)
 
-    async def _list(self, exchange: GatewayExchange, send: Send) -> None:
+    async def _list(self, request: RequestState, send: Send) -> None:
         """This tenant's objects, newest first."""
-        asked = _query(exchange.query)
+        asked = _query(request.query)
         self._upstream()  # raises if no upstream stores objects
         listed = await page(
             self._parts,
-            exchange.tenant,
-            KINDS[exchange.place.endpoint.kind],
+            request.tenant,
+            KINDS[request.place.endpoint.kind],
             _limit(asked.get("limit", "20")),
             asked.get("after", ""),
         )
-        exchange.end_as("ok", 200)
-        exchange.started = True
-        await answer_json(send, 200, listed, [(b"x-request-id", exchange.id.encode())])
+        request.end_as("ok", 200)
+        request.started = True
+        await answer_json(send, 200, listed, [(b"x-request-id", request.id.encode())])
 
     # ---- creating ----
 
-    async def _upload(self, exchange: GatewayExchange, receive: Receive, send: Send) -> None:
-        form = await read_form(self._parts, exchange, receive)
+    async def _upload(self, request: RequestState, receive: Receive, send: Send) -> None:
+        form = await read_form(self._parts, request, receive)
         meta: Meta = {}
         changes: dict[str, bytes | Stretch] = {}
-        guard = self._guard(exchange)
+        guard = self._guard(request)
         unknown = form.names - UPLOAD_FIELDS
         if unknown:
             name = min(unknown)
@@ -135,65 +136,65 @@ class ObjectRequests:
             if content is None:
                 raise BadRequest("file: this field is required", code="missing_field", param="file")
             changes["file"], batch = await checked_batch_file(
-                self._parts, exchange, content, self._upstream(), guard
+                self._parts, request, content, self._upstream(), guard
             )
             meta = batch.stored()
         elif guard is not None:
             guard.refuse_unreadable("files")
         content_type, body = form.written(changes, with_filenames=guard is None)
-        exchange.stay()
+        request.stay()
         answer = await self._ask(
-            exchange, self._upstream(), "POST", "/v1/files", body, [(b"content-type", content_type)]
+            request, self._upstream(), "POST", "/v1/files", body, [(b"content-type", content_type)]
         )
-        await self._relay_made(exchange, answer, "file", meta, send)
+        await self._relay_made(request, answer, "file", meta, send)
 
-    async def _batch(self, exchange: GatewayExchange, receive: Receive, send: Send) -> None:
+    async def _batch(self, request: RequestState, receive: Receive, send: Send) -> None:
         config = self._config
-        exchange.body = await exchange.read_body(
+        request.body = await request.read_body(
             receive,
             min(MAX_BATCH_BODY, config.max_body_bytes),
             config.upload_timeout_s,
             self._parts.body_bytes,
         )
-        exchange.wait_until(exchange.arrived + config.request_timeout_s, out_of_time)
-        exchange.fields = read_fields(exchange.body)
-        file_id = field(exchange.fields, "input_file_id", str, "")
+        request.wait_until(request.arrived + config.request_timeout_s, out_of_time)
+        request.fields = read_fields(request.body)
+        file_id = field(request.fields, "input_file_id", str, "")
         owned = await self._parts.owned.owner(file_id) if 0 < len(file_id) <= MAX_ID else None
-        if owned is None or owned.tenant != exchange.tenant or owned.kind != "file":
+        if owned is None or owned.tenant != request.tenant or owned.kind != "file":
             raise NotFound(f"input_file_id: no file is named {file_id[:MAX_ID]!r}", param="input_file_id")
         if not meta_of(owned).model:
             raise BadRequest(
                 "input_file_id: the file was not uploaded with purpose batch", param="input_file_id"
             )
-        self._check_scope(exchange, meta_of(owned))
-        guard = self._guard(exchange)
+        self._check_scope(request, meta_of(owned))
+        guard = self._guard(request)
         if guard is not None:
-            own = {name: value for name, value in exchange.fields.items() if name != "input_file_id"}
-            guarded = (await guard.request("batches", own, exchange.tenant)).fields
-            exchange.fields = {**guarded, "input_file_id": exchange.fields["input_file_id"]}
-        exchange.stay()  # a created batch without a record would never be booked
-        order = await order_batch(self._parts, exchange, owned)
+            own = {name: value for name, value in request.fields.items() if name != "input_file_id"}
+            guarded = (await guard.request("batches", own, request.tenant)).fields
+            request.fields = {**guarded, "input_file_id": request.fields["input_file_id"]}
+        request.stay()  # a created batch without a record would never be booked
+        order = await order_batch(self._parts, request, owned)
         headers: Headers = [(b"content-type", b"application/json")]
-        sent, tried = write_fields(exchange.fields), list[Attempt]()
+        sent, tried = write_fields(request.fields), list[Attempt]()
         try:
             answer = await self._ask(
-                exchange, owned.upstream, "POST", "/v1/batches", sent, headers, attempts=tried
+                request, owned.upstream, "POST", "/v1/batches", sent, headers, attempts=tried
             )
         except GatewayError:
             if all(400 <= one.status < 500 or one.cause in UNSENT for one in tried):
                 with contextlib.suppress(GatewayError):  # the order stays and is dropped later
                     await drop_order(self._parts, order)
             raise
-        body = await self._read(exchange, answer)
+        body = await self._read(request, answer)
         if answer.status >= 400:
             await drop_order(self._parts, order)
         elif not await self._parts.owned.rename(order.id, _read_json(body, _Made).id, "batch"):
             raise UpstreamFailed("the upstream returned an id that is already in use")
-        await self._send(exchange, answer, body, send)
+        await self._send(request, answer, body, send)
 
-    def _check_scope(self, exchange: GatewayExchange, meta: BatchMeta) -> None:
+    def _check_scope(self, request: RequestState, meta: BatchMeta) -> None:
         """Another key of the team, with a wider scope, may have uploaded the file."""
-        key = exchange.key
+        key = request.key
         assert key is not None
         if not allows(key.models, meta.model):
             message = f"input_file_id: this key may not use the model {meta.model!r}"
@@ -213,13 +214,13 @@ class ObjectRequests:
             )
         return upstream
 
-    def _guard(self, exchange: GatewayExchange) -> Guard | None:
-        assert exchange.key is not None
-        return self._parts.guards.policy(exchange.key.guard)
+    def _guard(self, request: RequestState) -> Guard | None:
+        assert request.key is not None
+        return self._parts.guards.policy(request.key.guard)
 
     async def _ask(
         self,
-        exchange: GatewayExchange,
+        request: RequestState,
         upstream: str,
         method: str,
         path: str,
@@ -227,80 +228,80 @@ class ObjectRequests:
         headers: Headers,
         attempts: list[Attempt] | None = None,
     ) -> UpstreamAnswer:
-        key, team = exchange.key, exchange.team
+        key, team = request.key, request.team
         assert key is not None
-        headers = [(b"x-request-id", exchange.id.encode()), *passed_on(exchange), *headers]
+        headers = [(b"x-request-id", request.id.encode()), *passed_on(request), *headers]
         outgoing = Outgoing(method, path, headers, body, False)
-        if exchange.opened is not None:
-            exchange.opened.abort()
-        exchange.opened = opened = await self._parts.upstreams.open(
+        if request.opened is not None:
+            request.opened.abort()
+        request.opened = opened = await self._parts.upstreams.open(
             [Target(upstream, "")],
             lambda target: outgoing,
-            tenant=exchange.tenant,
+            tenant=request.tenant,
             weight=team.weight if team is not None else 1.0,
             priority=key.priority,
             strategy="ordered",
-            deadline=exchange.deadline,
+            deadline=request.deadline,
             attempts=attempts,
             repeatable=method == "GET",
         )
-        exchange.row.upstream, exchange.row.attempts = upstream, len(opened.attempts)
+        request.row.upstream, request.row.attempts = upstream, len(opened.attempts)
         return opened.answer
 
-    async def _read(self, exchange: GatewayExchange, answer: UpstreamAnswer) -> bytes:
+    async def _read(self, request: RequestState, answer: UpstreamAnswer) -> bytes:
         try:
-            body: bytes = await exchange.answering.read(self._config.max_answer_bytes)
+            body: bytes = await request.answering.read(self._config.max_answer_bytes)
         except UpstreamBroken as error:
             raise UpstreamFailed("the upstream's answer ended early", code="upstream_broken") from error
-        exchange.answering.close(answer.status < 500)
+        request.answering.close(answer.status < 500)
         return body
 
     async def _relay_made(
-        self, exchange: GatewayExchange, answer: UpstreamAnswer, kind: str, meta: Meta, send: Send
+        self, request: RequestState, answer: UpstreamAnswer, kind: str, meta: Meta, send: Send
     ) -> None:
         """Store the owner before the client gets the id."""
-        body = await self._read(exchange, answer)
+        body = await self._read(request, answer)
         if answer.status < 300:
             made = _read_json(body, _Made)
             if kind == "file":
                 meta = shown_in(meta, body)
             if not await self._parts.owned.remember(
-                made.id, exchange.tenant, exchange.row.upstream, kind=kind, meta=meta
+                made.id, request.tenant, request.row.upstream, kind=kind, meta=meta
             ):
                 raise UpstreamFailed("the upstream returned an id that is already in use")
-        await self._send(exchange, answer, body, send)
+        await self._send(request, answer, body, send)
 
-    async def _relay(self, exchange: GatewayExchange, answer: UpstreamAnswer, send: Send) -> None:
+    async def _relay(self, request: RequestState, answer: UpstreamAnswer, send: Send) -> None:
         """Relay in pieces: a file's content may be too large for memory."""
-        exchange.end_as("ok" if answer.status < 400 else "refused", answer.status)
-        exchange.started = True
+        request.end_as("ok" if answer.status < 400 else "refused", answer.status)
+        request.started = True
         headers = [one for one in answer.headers if one[0] in PASSED_BACK or one[0] == b"content-length"]
-        headers.append((b"x-request-id", exchange.id.encode()))
+        headers.append((b"x-request-id", request.id.encode()))
         await send({"type": "http.response.start", "status": answer.status, "headers": headers})
-        total = exchange.deadline
+        total = request.deadline
         try:
-            while (data := await exchange.answering.next()) is not None:
-                exchange.wait_until(min(time.monotonic() + self._config.stream_stall_s, total), out_of_time)
+            while (data := await request.answering.next()) is not None:
+                request.wait_until(min(time.monotonic() + self._config.stream_stall_s, total), out_of_time)
                 await send({"type": "http.response.body", "body": data, "more_body": True})
-                exchange.wait_until(total, out_of_time)
+                request.wait_until(total, out_of_time)
         except UpstreamBroken as error:
             # Not ended: the server closes the connection, so the client sees an incomplete body.
             raise UpstreamFailed("the upstream's answer ended early", code="upstream_broken") from error
-        exchange.answering.close(answer.status < 500)
+        request.answering.close(answer.status < 500)
         await send({"type": "http.response.body", "body": b""})
 
-    async def _send(self, exchange: GatewayExchange, answer: UpstreamAnswer, body: bytes, send: Send) -> None:
-        exchange.end_as("ok" if answer.status < 400 else "refused", answer.status)
-        exchange.started = True
+    async def _send(self, request: RequestState, answer: UpstreamAnswer, body: bytes, send: Send) -> None:
+        request.end_as("ok" if answer.status < 400 else "refused", answer.status)
+        request.started = True
         headers = [one for one in answer.headers if one[0] in PASSED_BACK]
-        headers += [(b"x-request-id", exchange.id.encode()), (b"content-length", str(len(body)).encode())]
+        headers += [(b"x-request-id", request.id.encode()), (b"content-length", str(len(body)).encode())]
         await send({"type": "http.response.start", "status": answer.status, "headers": headers})
         await send({"type": "http.response.body", "body": body})
 
 
-def _path(exchange: GatewayExchange) -> str:
+def _path(request: RequestState) -> str:
     """Built from the parsed path and query, never from the client's text."""
-    place = exchange.place
+    place = request.place
     base = {"files": "/v1/files", "batches": "/v1/batches", "stored_responses": "/v1/responses"}[
         place.endpoint.kind
     ]

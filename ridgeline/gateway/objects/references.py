@@ -14,9 +14,9 @@ import msgspec
 from ridgeline.gateway.body import Fields
 from ridgeline.gateway.errors import BadRequest, NotFound
 from ridgeline.gateway.offload.offload import is_large, plain
-from ridgeline.gateway.pipeline.exchange import GatewayExchange
 from ridgeline.gateway.pipeline.job import Job
 from ridgeline.gateway.pipeline.parts import Parts
+from ridgeline.gateway.pipeline.request_state import RequestState
 
 What = Literal["file", "response", "item", "vector store", "container", "conversation"]
 
@@ -67,16 +67,16 @@ def references(kind: str, fields: Fields) -> list[Reference]:
     return found
 
 
-async def check_references(parts: Parts, exchange: GatewayExchange, job: Job) -> None:
+async def check_references(parts: Parts, request: RequestState, job: Job) -> None:
     """NotFound for an id of another tenant; sends the request to the upstream of its objects."""
-    kind = exchange.place.endpoint.kind
-    if is_large(exchange.fields) and kind in KINDS:
-        found = await parts.offload.run(exchange.tenant, "references", kind, plain(exchange.fields))
+    kind = request.place.endpoint.kind
+    if is_large(request.fields) and kind in KINDS:
+        found = await parts.offload.run(request.tenant, "references", kind, plain(request.fields))
     else:
-        found = references(kind, exchange.fields)
+        found = references(kind, request.fields)
     assert job.model is not None
     for reference in found:
-        upstream = await owner_of(parts, exchange.tenant, reference)
+        upstream = await owner_of(parts, request.tenant, reference)
         targets = [one for one in job.targets or job.model.targets if one.upstream == upstream]
         if not targets:
             where = f"stored at an upstream without the model {job.model.name!r}"

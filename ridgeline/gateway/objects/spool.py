@@ -15,7 +15,7 @@ import threading
 from pathlib import Path
 
 from ridgeline.gateway.errors import Unavailable
-from ridgeline.gateway.pipeline.held_bytes import Held, HeldBytes
+from ridgeline.gateway.limits.held_bytes import Held, HeldBytes
 
 WRITE_BYTES = 1 << 20  # collected before a thread writes them
 

@@ -12,9 +12,9 @@ import msgspec
 from ridgeline.gateway.body import field
 from ridgeline.gateway.dialects.streams.events import end_of_last
 from ridgeline.gateway.errors import BadRequest, NotFound
-from ridgeline.gateway.pipeline.exchange import GatewayExchange
 from ridgeline.gateway.pipeline.job import Job
 from ridgeline.gateway.pipeline.parts import Parts
+from ridgeline.gateway.pipeline.request_state import RequestState
 
 MAX_ID = 128
 MAX_HELD = 64 << 10  # bytes at a stream's beginning that are searched for the id
@@ -22,23 +22,23 @@ NULL = msgspec.Raw(b"null")
 _ID = re.compile(rb'"id"\s*:\s*"(resp[-_A-Za-z0-9]{1,120})"')
 
 
-async def continue_response(parts: Parts, exchange: GatewayExchange, job: Job) -> None:
+async def continue_response(parts: Parts, request: RequestState, job: Job) -> None:
     """For a request that continues a response: check the owner, and use the response's upstream."""
-    if field(exchange.fields, "background", bool, False):
+    if field(request.fields, "background", bool, False):
         raise BadRequest(
             "background: not available through the gateway, which could not book it", param="background"
         )
-    if exchange.fields.get("conversation", NULL) != NULL:
+    if request.fields.get("conversation", NULL) != NULL:
         # Its owner is unknown here: to the upstream all tenants are one client.
         message = (
             "conversation: not available through the gateway; continue a response with previous_response_id"
         )
         raise BadRequest(message, param="conversation")
-    before = field(exchange.fields, "previous_response_id", str, "")
+    before = field(request.fields, "previous_response_id", str, "")
     if not before:
         return
     owned = await parts.owned.owner(before) if len(before) <= MAX_ID else None
-    if owned is None or owned.tenant != exchange.tenant or owned.kind != "response":
+    if owned is None or owned.tenant != request.tenant or owned.kind != "response":
         raise NotFound(f"no response is named {before[:MAX_ID]!r}", param="previous_response_id")
     assert job.model is not None
     job.targets = [target for target in job.model.targets if target.upstream == owned.upstream]
@@ -49,15 +49,15 @@ async def continue_response(parts: Parts, exchange: GatewayExchange, job: Job) -
         )
 
 
-async def remember_response(parts: Parts, exchange: GatewayExchange, data: bytes) -> None:
+async def remember_response(parts: Parts, request: RequestState, data: bytes) -> None:
     """Record the owner before the client reads the id. `data`: the answer, or the beginning of its stream."""
-    found = _ID.search(data) if is_stored(exchange) else None
+    found = _ID.search(data) if is_stored(request) else None
     if found is not None:
-        await parts.owned.remember(found[1].decode(), exchange.tenant, exchange.row.upstream, "response", {})
+        await parts.owned.remember(found[1].decode(), request.tenant, request.row.upstream, "response", {})
 
 
-def is_stored(exchange: GatewayExchange) -> bool:
-    return field(exchange.fields, "store", bool, True)
+def is_stored(request: RequestState) -> bool:
+    return field(request.fields, "store", bool, True)
 
 
 class FirstEvent:

@@ -11,7 +11,7 @@ import random
 from ridgeline.gateway.accounting.row import LedgerRow
 from ridgeline.gateway.observe.config import ObserveConfig
 from ridgeline.gateway.observe.trace import Trace, UpstreamSpan
-from ridgeline.gateway.pipeline.exchange import GatewayExchange
+from ridgeline.gateway.pipeline.request_state import RequestState
 from ridgeline.telemetry.traces import (
     Attributes,
     Span,
@@ -51,18 +51,18 @@ class Tracer:
             return None
         return Trace(new_trace_id(), "", True)
 
-    def finish(self, exchange: GatewayExchange) -> None:
-        trace = exchange.trace
+    def finish(self, request: RequestState) -> None:
+        trace = request.trace
         if trace is None or not trace.context.sampled:
             return
-        opened = exchange.opened
+        opened = request.opened
         self._export.offer(
             self.spans(
                 trace,
-                exchange.row,
-                exchange.arrived,
+                request.row,
+                request.arrived,
                 asked_at=opened.asked_at if opened is not None else None,
-                first_at=exchange.first_at or None,
+                first_at=request.first_at or None,
             )
         )
 
@@ -74,7 +74,7 @@ class Tracer:
     ) -> list[Span]:
         """The request's span with children: time in the queue, upstream requests, the answer's stream."""
         end = arrived + row.total_ms / 1e3
-        request = Span(
+        request_span = Span(
             _name(row),
             trace.context.trace_id,
             trace.parent_id,
@@ -85,17 +85,17 @@ class Tracer:
             _error(row),
             trace.context.span_id,
         )
-        spans = [request]
+        spans = [request_span]
         if row.queue_ms is not None and row.gateway_ms is not None:
             queued = arrived + row.gateway_ms / 1e3
-            spans.append(request.child("gateway.queue", queued, min(queued + row.queue_ms / 1e3, end)))
+            spans.append(request_span.child("gateway.queue", queued, min(queued + row.queue_ms / 1e3, end)))
         answered = _answered(trace, row) if asked_at is not None else None
         for number, attempt in enumerate(trace.attempts):
             if attempt is answered and asked_at is not None:
-                spans += self._answered_spans(request, attempt, row, asked_at, first_at)
+                spans += self._answered_spans(request_span, attempt, row, asked_at, first_at)
                 continue
             later = trace.attempts[number + 1 :]
-            span = request.child(
+            span = request_span.child(
                 "gateway.upstream", attempt.start, later[0].start if later else end, "client"
             )
             span.span_id, span.error = attempt.span_id, "upstream_failed"
@@ -104,10 +104,15 @@ class Tracer:
         return spans
 
     def _answered_spans(
-        self, request: Span, attempt: UpstreamSpan, row: LedgerRow, asked_at: float, first_at: float | None
+        self,
+        request_span: Span,
+        attempt: UpstreamSpan,
+        row: LedgerRow,
+        asked_at: float,
+        first_at: float | None,
     ) -> list[Span]:
-        span = request.child("gateway.upstream", asked_at, request.end, "client")
-        span.span_id, span.error = attempt.span_id, request.error
+        span = request_span.child("gateway.upstream", asked_at, request_span.end, "client")
+        span.span_id, span.error = attempt.span_id, request_span.error
         span.attributes = {
             "gen_ai.operation.name": _operation(row),
             "gen_ai.provider.name": self._providers.get(row.upstream, row.upstream),
@@ -117,7 +122,7 @@ class Tracer:
         }
         if first_at is None:
             return [span]
-        stream = span.child("gateway.stream", first_at, request.end)
+        stream = span.child("gateway.stream", first_at, request_span.end)
         return [span, stream]
 
     def _request_attributes(self, row: LedgerRow) -> Attributes:

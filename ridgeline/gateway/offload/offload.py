@@ -18,8 +18,8 @@ from typing import Any
 import msgspec
 
 from ridgeline.gateway.body import Fields
-from ridgeline.gateway.config import GatewaySettings, to_json
 from ridgeline.gateway.errors import GatewayError, Limited, Unavailable
+from ridgeline.gateway.settings import GatewaySettings, to_json
 
 LARGE = 64 << 10  # bytes; a smaller input is handled on the event loop, in 1 to 2 ms
 PROCESSES = 2

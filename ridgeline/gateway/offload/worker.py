@@ -23,7 +23,6 @@ from ridgeline.gateway.accounting.tokenizer_counts import TokenizerCounts
 from ridgeline.gateway.accounting.usage import Usage
 from ridgeline.gateway.body import read_fields
 from ridgeline.gateway.catalog import Catalog
-from ridgeline.gateway.config import GatewaySettings, from_json
 from ridgeline.gateway.dialects.counts import usage_of
 from ridgeline.gateway.dialects.families import Family
 from ridgeline.gateway.dialects.translate import translate_answer, translate_request
@@ -32,8 +31,9 @@ from ridgeline.gateway.guard.guards import Guard, Guarded
 from ridgeline.gateway.objects.batch_files import BatchFile, BatchParts, Uploader, lines_of, read_batch_file
 from ridgeline.gateway.objects.references import Reference, references
 from ridgeline.gateway.offload.offload import PlainFields, plain, raw_fields
-from ridgeline.gateway.pipeline.reservations import PromptCounts, prompt_counts
+from ridgeline.gateway.pipeline.most_used import PromptCounts, prompt_counts
 from ridgeline.gateway.routing.reading import Reading, read
+from ridgeline.gateway.settings import GatewaySettings, from_json
 
 NICE = 5  # the worker's event loop has priority
 

@@ -16,12 +16,13 @@ from ridgeline.gateway.dialects.error_bodies import error_body
 from ridgeline.gateway.errors import BadRequest, ClientGone, Forbidden, GatewayError, NotFound, Unauthorized
 from ridgeline.gateway.objects.batch_booking import BatchBooking
 from ridgeline.gateway.objects.object_requests import ObjectRequests
+from ridgeline.gateway.pipeline.booking import Booking
 from ridgeline.gateway.pipeline.endpoints import HEALTH, HOME, Place, find
-from ridgeline.gateway.pipeline.exchange import ANONYMOUS, GatewayExchange, Receive, Scope, Send
-from ridgeline.gateway.pipeline.finishing import Booking, Finishing
+from ridgeline.gateway.pipeline.finishing import Finishing
 from ridgeline.gateway.pipeline.model_requests import ModelRequests
 from ridgeline.gateway.pipeline.own_requests import OwnRequests
 from ridgeline.gateway.pipeline.parts import Parts
+from ridgeline.gateway.pipeline.request_state import ANONYMOUS, Receive, RequestState, Scope, Send
 from ridgeline.gateway.tenants.keys import Key
 from ridgeline.web.hosts import HostCheck
 
@@ -33,7 +34,7 @@ LONGEST_KEY = 512
 class Gateway:
     def __init__(self, parts: Parts, batches: BatchBooking) -> None:
         self._parts = parts
-        self._policy = parts.policy
+        self._keys = parts.keys
         gateway = parts.settings.gateway
         self._require_keys = gateway.require_keys
         self._hosts = None if gateway.require_keys else HostCheck(gateway.host, gateway.allowed_hosts)
@@ -61,65 +62,65 @@ class Gateway:
         if place.endpoint is HOME:
             await self._own.home(send)
             return
-        exchange = GatewayExchange(place, scope)
-        self._live.add(exchange)
+        request = RequestState(place, scope)
+        self._live.add(request)
         try:
-            await self._answer(exchange, receive, send)
-            if exchange.gone:
-                self._left(exchange)
+            await self._answer(request, receive, send)
+            if request.gone:
+                self._left(request)
         except asyncio.CancelledError:
-            if exchange.expired is None and not exchange.gone:
-                exchange.end_as("lost", 0, "cancelled")
+            if request.expired is None and not request.gone:
+                request.end_as("lost", 0, "cancelled")
                 raise
-            exchange.task.uncancel()
-            if exchange.expired is not None and not exchange.gone:
-                await self._refuse(exchange, exchange.expired, send)
+            request.task.uncancel()
+            if request.expired is not None and not request.gone:
+                await self._refuse(request, request.expired, send)
             else:
-                self._left(exchange)
+                self._left(request)
         except ClientGone:
-            self._left(exchange)
+            self._left(request)
         except GatewayError as error:
-            if exchange.gone:
-                self._left(exchange)
+            if request.gone:
+                self._left(request)
             else:
-                await self._refuse(exchange, error, send)
+                await self._refuse(request, error, send)
         except Exception as error:
             # Log the type and the location, never the message: it could hold a client's text.
             where = "".join(traceback.format_tb(error.__traceback__))
-            extra = {"request_id": exchange.id, "kind": type(error).__name__, "traceback": where}
+            extra = {"request_id": request.id, "kind": type(error).__name__, "traceback": where}
             log.error("unexpected error", extra=extra)
-            message = f"internal error; the gateway's log has it under request id {exchange.id}"
-            await self._refuse(exchange, GatewayError(message), send)
+            message = f"internal error; the gateway's log has it under request id {request.id}"
+            await self._refuse(request, GatewayError(message), send)
         finally:
-            self._live.discard(exchange)
-            exchange.stay()
-            self._finishing.finish(exchange)
+            self._live.discard(request)
+            request.stay()
+            self._finishing.finish(request)
 
     async def drained(self) -> None:
         """Wait until the ledger has the rows of all ended requests."""
         await self._finishing.drained()
 
-    async def _answer(self, exchange: GatewayExchange, receive: Receive, send: Send) -> None:
+    async def _answer(self, request: RequestState, receive: Receive, send: Send) -> None:
         if self._parts.tracer is not None:
-            exchange.trace = self._parts.tracer.begin(exchange.headers.get(b"traceparent"))
-        exchange.key = key = self._authenticate(exchange)
-        exchange.team = self._policy.policy.team(key.team) if key.team else None
-        row = exchange.row
+            request.trace = self._parts.tracer.begin(request.headers.get(b"traceparent"))
+        request.key = key = self._authenticate(request)
+        request.team = self._keys.table.team(key.team) if key.team else None
+        row = request.row
         row.key_id, row.team_id = key.id, key.team
-        endpoint = exchange.place.endpoint
+        endpoint = request.place.endpoint
         if key.endpoints and endpoint.name not in key.endpoints:
             raise Forbidden(
                 f"this key may not use the endpoint {endpoint.name!r}", code="endpoint_not_allowed"
             )
         if endpoint.handling == "model":
-            await self._models.answer(exchange, receive, send)
+            await self._models.answer(request, receive, send)
         elif endpoint.handling == "object":
-            await self._objects.answer(exchange, receive, send)
+            await self._objects.answer(request, receive, send)
         else:
-            await self._own.models(exchange, send)
+            await self._own.models(request, send)
 
-    def _authenticate(self, exchange: GatewayExchange) -> Key:
-        headers = exchange.headers
+    def _authenticate(self, request: RequestState) -> Key:
+        headers = request.headers
         given = headers.get(b"authorization", b"")
         secret = (
             given[7:].strip() if given[:7].lower() == b"bearer " else headers.get(b"x-api-key", b"").strip()
@@ -128,44 +129,44 @@ class Gateway:
             if not self._require_keys and not secret:
                 return ANONYMOUS
             raise _unauthorized("no API key was given; send the header Authorization: Bearer <key>")
-        key = self._policy.policy.lookup(secret.decode("latin-1"))
+        key = self._keys.table.lookup(secret.decode("latin-1"))
         if key is None:
             if not self._require_keys:
                 return ANONYMOUS  # client libraries always send some key
-            raise self._policy.policy.refusal(secret.decode("latin-1"))
+            raise self._keys.table.refusal(secret.decode("latin-1"))
         return key
 
-    def _left(self, exchange: GatewayExchange) -> None:
+    def _left(self, request: RequestState) -> None:
         """Uses nginx's status 499: no client sees it."""
-        exchange.end_as("client_gone", 499, "client_gone")
+        request.end_as("client_gone", 499, "client_gone")
 
-    async def _refuse(self, exchange: GatewayExchange, error: GatewayError, send: Send) -> None:
-        exchange.end_as(_outcome(error, exchange), error.status, error.code)
-        if exchange.started:
+    async def _refuse(self, request: RequestState, error: GatewayError, send: Send) -> None:
+        request.end_as(_outcome(error, request), error.status, error.code)
+        if request.started:
             return  # the handler has already sent an error event in a stream that has begun
-        exchange.started = True
+        request.started = True
         body = error_body(
-            exchange.place.endpoint.family,
+            request.place.endpoint.family,
             error.status,
             error.type,
             error.message,
             error.param,
             error.code,
-            exchange.id,
+            request.id,
         )
         headers = [
             (b"content-type", b"application/json"),
             (b"content-length", str(len(body)).encode()),
-            *_id_headers(exchange),
+            *_id_headers(request),
             *((name.encode(), value.encode()) for name, value in error.headers.items()),
         ]
         try:
             # The sweep also ends a send to a client that does not read.
-            exchange.wait_until(time.monotonic() + 10.0, lambda: error)
+            request.wait_until(time.monotonic() + 10.0, lambda: error)
             await send({"type": "http.response.start", "status": error.status, "headers": headers})
             await send({"type": "http.response.body", "body": body})
         except asyncio.CancelledError:
-            exchange.task.uncancel()
+            request.task.uncancel()
 
     async def _refuse_path(self, scope: Scope, allowed: tuple[str, ...], send: Send) -> None:
         if allowed:
@@ -202,16 +203,16 @@ def _host_and_origin(scope: Scope) -> tuple[str, str | None]:
     return headers.get(b"host", b"").decode("latin-1"), None if origin is None else origin.decode("latin-1")
 
 
-def _id_headers(exchange: GatewayExchange) -> list[tuple[bytes, bytes]]:
-    name = exchange.id.encode()
-    if exchange.place.endpoint.family == "anthropic":
+def _id_headers(request: RequestState) -> list[tuple[bytes, bytes]]:
+    name = request.id.encode()
+    if request.place.endpoint.family == "anthropic":
         return [(b"x-request-id", name), (b"request-id", name)]  # read by Anthropic's clients
     return [(b"x-request-id", name)]
 
 
-def _outcome(error: GatewayError, exchange: GatewayExchange) -> Outcome:
+def _outcome(error: GatewayError, request: RequestState) -> Outcome:
     if error.status == 429:
-        return "upstream_failed" if exchange.attempts else "limited"
+        return "upstream_failed" if request.attempts else "limited"
     if error.code == "content_blocked":
         return "blocked"
     return "upstream_failed" if error.status >= 500 else "invalid"

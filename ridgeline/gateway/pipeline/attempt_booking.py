@@ -9,12 +9,12 @@ from __future__ import annotations
 import time
 from collections.abc import Iterable
 
-from ridgeline.gateway.accounting.estimate import unseen_tokens
 from ridgeline.gateway.accounting.row import LedgerRow, Opening
+from ridgeline.gateway.accounting.token_formula import unseen_tokens
 from ridgeline.gateway.accounting.usage import Usage
-from ridgeline.gateway.pipeline.estimating import Estimates, limit_tokens
-from ridgeline.gateway.pipeline.exchange import Begun, GatewayExchange
 from ridgeline.gateway.pipeline.parts import Parts
+from ridgeline.gateway.pipeline.request_state import Begun, RequestState
+from ridgeline.gateway.pipeline.usage_estimates import UsageEstimates, limit_tokens
 from ridgeline.gateway.upstreams.attempts import REFUSED_KEY, UNSENT
 from ridgeline.gateway.upstreams.opened import Attempt
 from ridgeline.gateway.upstreams.outgoing import Target
@@ -23,20 +23,20 @@ COPIED = ("at_ms", "key_id", "team_id", "endpoint", "model_asked", "model", "str
 
 
 class AttemptBooking:
-    def __init__(self, parts: Parts, estimates: Estimates) -> None:
+    def __init__(self, parts: Parts, estimates: UsageEstimates) -> None:
         self._parts, self._estimates = parts, estimates
         self._hosted = {one.name for one in parts.settings.upstreams if one.kind != "ridgeline"}
         self._read_on_s = {one.name: one.reads_on_s for one in parts.settings.upstreams}
 
-    def begin(self, exchange: GatewayExchange, target: Target) -> int:
+    def begin(self, request: RequestState, target: Target) -> int:
         """Write the next attempt ahead; returns its number. Unavailable if the ledger is full."""
-        row, begun = exchange.row, exchange.begun
-        noted = _noted(exchange)
-        self._book(exchange, [one for one in begun if one.number in noted], noted)
+        row, begun = request.row, request.begun
+        noted = _noted(request)
+        self._book(request, [one for one in begun if one.number in noted], noted)
         is_taken = any(one.id == row.request_id and one.number not in noted for one in begun)
         number = len(begun) + 1
-        bound = self._estimates.output_bound(exchange)
-        used = self._estimates.input(exchange, row.model, target)
+        bound = self._estimates.output_bound(request)
+        used = self._estimates.input(request, row.model, target)
         opening = Opening(
             f"{row.request_id}.{number}" if is_taken else row.request_id,
             row.at_ms,
@@ -55,34 +55,34 @@ class AttemptBooking:
             used.characters,
         )
         self._parts.ledger.open(opening)
-        exchange.asked_at = time.monotonic()
-        begun.append(Begun(opening.request_id, number, target, exchange.asked_at))
-        exchange.late_usage = True  # until it ends only the upstream knows its usage
-        exchange.read_on_s = self._read_on_s[target.upstream]
+        request.asked_at = time.monotonic()
+        begun.append(Begun(opening.request_id, number, target, request.asked_at))
+        request.late_usage = True  # until it ends only the upstream knows its usage
+        request.read_on_s = self._read_on_s[target.upstream]
         return number
 
-    def end(self, exchange: GatewayExchange) -> None:
+    def end(self, request: RequestState) -> None:
         """The request has ended: book the attempts that its own row does not."""
-        if not exchange.begun:
+        if not request.begun:
             return
-        noted = _noted(exchange)
-        answered = [one for one in exchange.begun if one.number in noted and not noted[one.number].cause]
-        own = answered[-1] if exchange.opened is not None and answered else exchange.begun[-1]
-        if exchange.opened is None and not _may_be_billed(noted.get(own.number)):
+        noted = _noted(request)
+        answered = [one for one in request.begun if one.number in noted and not noted[one.number].cause]
+        own = answered[-1] if request.opened is not None and answered else request.begun[-1]
+        if request.opened is None and not _may_be_billed(noted.get(own.number)):
             # A ridgeline server reports the usage of a failure; a hosted one does not bill it. A server that
             # refused every key computed nothing, and would refuse a question about the usage too.
             is_refused = all(one.status in REFUSED_KEY for one in noted.values())
-            exchange.late_usage &= own.target.upstream not in self._hosted and not is_refused
+            request.late_usage &= own.target.upstream not in self._hosted and not is_refused
         own.is_booked = True
-        self._book(exchange, exchange.begun, noted, free=own.id)
-        self._close_others(exchange)
-        exchange.begun = []
+        self._book(request, request.begun, noted, free=own.id)
+        self._close_others(request)
+        request.begun = []
 
     def _book(
-        self, exchange: GatewayExchange, some: Iterable[Begun], noted: dict[int, Attempt], free: str = ""
+        self, request: RequestState, some: Iterable[Begun], noted: dict[int, Attempt], free: str = ""
     ) -> None:
         """Rows of attempts that may be billed. free: the opening of the attempt of the request's own row."""
-        main = exchange.row.request_id
+        main = request.row.request_id
         for one in some:
             attempt = noted.get(one.number)
             if one.is_booked or one.target.upstream not in self._hosted or not _may_be_billed(attempt):
@@ -91,23 +91,23 @@ class AttemptBooking:
             # A hedge that won leaves its opening to the attempt whose opening the request's own row closes.
             id = one.id if one.id != main else free if free not in ("", main) else f"{main}.{one.number}"
             seconds = time.monotonic() - one.at if attempt is None else attempt.took_s
-            bound = self._estimates.output_bound(exchange)
-            usage = self._estimates.input(exchange, exchange.row.model, one.target)
+            bound = self._estimates.output_bound(request)
+            usage = self._estimates.input(request, request.row.model, one.target)
             usage.tokens_out += unseen_tokens(seconds, bound.limit, bound.answers)
             usage.source = "estimated"
-            self._close(exchange, id, one.target, usage, attempt.cause if attempt else "hedged", seconds)
+            self._close(request, id, one.target, usage, attempt.cause if attempt else "hedged", seconds)
 
-    def _close_others(self, exchange: GatewayExchange) -> None:
+    def _close_others(self, request: RequestState) -> None:
         """Openings that no row has closed: a restart would book them as lost."""
-        ids = {one.id: one for one in exchange.begun if one.id != exchange.row.request_id}
+        ids = {one.id: one for one in request.begun if one.id != request.row.request_id}
         for id, one in ids.items():
-            if id not in exchange.closed:
-                self._close(exchange, id, one.target, Usage(), "not_billed", 0.0)
+            if id not in request.closed:
+                self._close(request, id, one.target, Usage(), "not_billed", 0.0)
 
     def _close(
-        self, exchange: GatewayExchange, id: str, target: Target, usage: Usage, cause: str, seconds: float
+        self, request: RequestState, id: str, target: Target, usage: Usage, cause: str, seconds: float
     ) -> None:
-        parts, main = self._parts, exchange.row
+        parts, main = self._parts, request.row
         row = LedgerRow(id, main.at_ms, **{name: getattr(main, name) for name in COPIED[1:]})
         row.upstream, row.upstream_model = target.upstream, target.model
         row.outcome, row.error_code, row.attempts = "upstream_failed", cause, 1
@@ -118,16 +118,16 @@ class AttemptBooking:
             row.cost_pusd, row.price_source = parts.prices.cost(
                 row.model, row.upstream, row.upstream_model, usage
             )
-        exchange.closed.add(id)
-        exchange.tokens_before += limit_tokens(row)
-        exchange.pusd_before += row.cost_pusd
+        request.closed.add(id)
+        request.tokens_before += limit_tokens(row)
+        request.pusd_before += row.cost_pusd
         parts.ledger.close(row)
         parts.metrics.spent(row)
 
 
-def _noted(exchange: GatewayExchange) -> dict[int, Attempt]:
+def _noted(request: RequestState) -> dict[int, Attempt]:
     """Outcomes of ended attempts, by number."""
-    return {one.number: one for one in exchange.attempts if one.number}
+    return {one.number: one for one in request.attempts if one.number}
 
 
 def _may_be_billed(attempt: Attempt | None) -> bool:

@@ -9,8 +9,8 @@ from __future__ import annotations
 
 from ridgeline.gateway.body import Fields, field, raw
 from ridgeline.gateway.caching.partition import digest
-from ridgeline.gateway.config import ModelConfig
 from ridgeline.gateway.errors import BadRequest
+from ridgeline.gateway.settings import ModelConfig
 from ridgeline.gateway.upstreams.config import UpstreamConfig
 
 FIELD = "cache_salt"

@@ -24,10 +24,10 @@ from ridgeline.gateway.offload.offload import LARGE, is_large, plain, raw_fields
 from ridgeline.gateway.pipeline.attempt_booking import AttemptBooking
 from ridgeline.gateway.pipeline.cache_salt import FIELD, salted, takes_salt
 from ridgeline.gateway.pipeline.endpoints import Endpoint
-from ridgeline.gateway.pipeline.exchange import ANONYMOUS, GatewayExchange, Headers, Send
 from ridgeline.gateway.pipeline.job import Job, Sent
 from ridgeline.gateway.pipeline.parts import Parts
 from ridgeline.gateway.pipeline.relaying import StreamRelay
+from ridgeline.gateway.pipeline.request_state import ANONYMOUS, Headers, RequestState, Send
 from ridgeline.gateway.upstreams.errors import UpstreamBroken
 from ridgeline.gateway.upstreams.outgoing import Outgoing, Target
 
@@ -56,11 +56,11 @@ PATHS = {
 }
 
 
-def passed_on(exchange: GatewayExchange) -> Headers:
+def passed_on(request: RequestState) -> Headers:
     """The client's headers for its upstream."""
     headers: Headers = []
     for name in PASSED_ON:
-        value = exchange.headers.get(name)
+        value = request.headers.get(name)
         if value is None:
             continue
         if len(value) > LONGEST_PASSED_ON:
@@ -68,7 +68,7 @@ def passed_on(exchange: GatewayExchange) -> Headers:
             raise BadRequest(text, code="invalid_header")
         if name == b"idempotency-key":
             # To the upstream all tenants are one client: a key must not return another tenant's answer.
-            value = sha256(exchange.tenant.encode() + b"\0" + value).hexdigest().encode()
+            value = sha256(request.tenant.encode() + b"\0" + value).hexdigest().encode()
         headers.append((name, value))
     return headers
 
@@ -88,116 +88,114 @@ class Forwarding:
         self._config = parts.settings.gateway
         self._upstreams = {one.name: one for one in parts.settings.upstreams}
 
-    async def forward(self, exchange: GatewayExchange, job: Job, send: Send) -> None:
-        await self.open(exchange, job)
-        if exchange.row.stream and exchange.answering.answer.status < 400:
-            headers = self.headers(exchange, job, exchange.answering.answer.headers)
-            await StreamRelay(self._parts, exchange, job).run(headers, send)
+    async def forward(self, request: RequestState, job: Job, send: Send) -> None:
+        await self.open(request, job)
+        if request.row.stream and request.answering.answer.status < 400:
+            headers = self.headers(request, job, request.answering.answer.headers)
+            await StreamRelay(self._parts, request, job).run(headers, send)
         else:
-            await self.deliver(exchange, job, await self.whole(exchange, job), send)
+            await self.deliver(request, job, await self.whole(request, job), send)
 
-    async def open(self, exchange: GatewayExchange, job: Job) -> None:
-        """Try targets until one answers; then `exchange.opened` is the begun answer."""
-        model, key, team, row = job.model, exchange.key, exchange.team, exchange.row
+    async def open(self, request: RequestState, job: Job) -> None:
+        """Try targets until one answers; then `request.opened` is the begun answer."""
+        model, key, team, row = job.model, request.key, request.team, request.row
         assert model is not None
         assert key is not None
         if row.gateway_ms is None:
-            row.gateway_ms = (time.monotonic() - exchange.arrived) * 1000
-        exchange.attempts = []
+            row.gateway_ms = (time.monotonic() - request.arrived) * 1000
+        request.attempts = []
         targets = job.targets or model.targets
-        if is_large(exchange.fields):
-            await self._translate_large(exchange, job, targets)
+        if is_large(request.fields):
+            await self._translate_large(request, job, targets)
         try:
-            exchange.opened = opened = await self._parts.upstreams.open(
+            request.opened = opened = await self._parts.upstreams.open(
                 targets,
-                lambda target: self._prepare(exchange, job, target),
-                tenant=exchange.tenant,
+                lambda target: self._prepare(request, job, target),
+                tenant=request.tenant,
                 weight=team.weight if team is not None else 1.0,
                 priority=key.priority,
                 strategy=model.strategy,
-                deadline=exchange.deadline,
+                deadline=request.deadline,
                 hedge_after_s=model.hedge_after_s,
-                attempts=exchange.attempts,
+                attempts=request.attempts,
             )
         finally:
-            row.attempts = len(exchange.attempts)
-            if exchange.attempts and exchange.opened is None:
-                row.upstream = exchange.attempts[-1].upstream
-        exchange.first_at = time.monotonic()
+            row.attempts = len(request.attempts)
+            if request.attempts and request.opened is None:
+                row.upstream = request.attempts[-1].upstream
+        request.first_at = time.monotonic()
         row.upstream, row.upstream_model = opened.target.upstream, opened.target.model
         row.credential = opened.credential
         row.queue_ms = opened.queue_s * 1000
-        row.ttft_ms = (exchange.first_at - opened.asked_at) * 1000
+        row.ttft_ms = (request.first_at - opened.asked_at) * 1000
 
     # ---- out ----
 
-    def _prepare(self, exchange: GatewayExchange, job: Job, target: Target) -> Outgoing:
+    def _prepare(self, request: RequestState, job: Job, target: Target) -> Outgoing:
         """The request for this target, written ahead to the ledger."""
-        endpoint, row = exchange.place.endpoint, exchange.row
-        if exchange.key is not ANONYMOUS and self._parts.policy.policy.key(row.key_id) is None:
+        endpoint, row = request.place.endpoint, request.row
+        if request.key is not ANONYMOUS and self._parts.keys.table.key(row.key_id) is None:
             # Revoked or expired while it waited for a limit, a slot or a retry.
             raise key_revoked()
-        if exchange.gone:
+        if request.gone:
             raise ClientGone  # failed while read for its usage: nothing is sent again
         row.upstream, row.upstream_model = target.upstream, target.model
-        headers: Headers = [(b"x-request-id", row.request_id.encode()), *passed_on(exchange)]
-        if exchange.trace is not None:
-            headers.append((b"traceparent", exchange.trace.traceparent(target.upstream)))
+        headers: Headers = [(b"x-request-id", row.request_id.encode()), *passed_on(request)]
+        if request.trace is not None:
+            headers.append((b"traceparent", request.trace.traceparent(target.upstream)))
         if job.form is not None:
             content_type, form = job.form.written({"model": target.model.encode()})
             headers.append((b"content-type", content_type))
-            number = self._attempts.begin(exchange, target)
+            number = self._attempts.begin(request, target)
             return Outgoing("POST", PATHS[endpoint.kind], headers, form, False, number)
         headers.append((b"content-type", b"application/json"))
-        path, fields = self._fields_for(exchange, job, target)
+        path, fields = self._fields_for(request, job, target)
         # Each value is the client's bytes; only duplicate fields are merged.
         body = write_fields(fields)
-        return Outgoing("POST", path, headers, body, row.stream, self._attempts.begin(exchange, target))
+        return Outgoing("POST", path, headers, body, row.stream, self._attempts.begin(request, target))
 
-    def _fields_for(self, exchange: GatewayExchange, job: Job, target: Target) -> tuple[str, Fields]:
-        endpoint, row, fields = exchange.place.endpoint, exchange.row, exchange.fields
+    def _fields_for(self, request: RequestState, job: Job, target: Target) -> tuple[str, Fields]:
+        endpoint, row, fields = request.place.endpoint, request.row, request.fields
         kind, path = endpoint.kind, PATHS[endpoint.kind]
         hide: Hide = ""
         family = self._family(endpoint, target)
         is_translated = family != endpoint.family
         has_salt = takes_salt(self._upstreams[target.upstream], kind)
         if is_translated:
-            other, fields = self._translated(exchange, job, (family, has_salt))
+            other, fields = self._translated(request, job, (family, has_salt))
             path = other or path
         fields = {**fields, "model": raw(target.model)}
         if has_salt:
             assert job.model is not None
-            fields = salted(fields, exchange.fields, exchange.tenant, job.model.config)
+            fields = salted(fields, request.fields, request.tenant, job.model.config)
         if row.stream and family != "anthropic":
             fields = dict(fields)
             hide = ask_for_usage("chat" if is_translated else kind, fields)
         job.note(target, Sent(family, is_translated, hide))
         return path, fields
 
-    async def _translate_large(self, exchange: GatewayExchange, job: Job, targets: Sequence[Target]) -> None:
+    async def _translate_large(self, request: RequestState, job: Job, targets: Sequence[Target]) -> None:
         """Translate before the first attempt: the code that writes the request cannot wait."""
-        endpoint = exchange.place.endpoint
+        endpoint = request.place.endpoint
         for target in targets:
             family = self._family(endpoint, target)
             form = family, takes_salt(self._upstreams[target.upstream], endpoint.kind)
             if family == endpoint.family or form in job.translated:
                 continue
-            own = plain(_unsalted(exchange.fields, form))
+            own = plain(_unsalted(request.fields, form))
             try:
                 path, fields = await self._parts.offload.run(
-                    exchange.tenant, "translate", endpoint.kind, own, family
+                    request.tenant, "translate", endpoint.kind, own, family
                 )
                 job.translated[form] = path, raw_fields(fields)
             except GatewayError as error:  # reported if no other target is left
                 job.translated[form] = error
 
-    def _translated(
-        self, exchange: GatewayExchange, job: Job, form: tuple[Family, bool]
-    ) -> tuple[str, Fields]:
+    def _translated(self, request: RequestState, job: Job, form: tuple[Family, bool]) -> tuple[str, Fields]:
         done = job.translated.get(form)
         if done is None:
-            kind, dialects = exchange.place.endpoint.kind, self._parts.settings.dialects
-            return translate_request(kind, _unsalted(exchange.fields, form), form[0], dialects)
+            kind, dialects = request.place.endpoint.kind, self._parts.settings.dialects
+            return translate_request(kind, _unsalted(request.fields, form), form[0], dialects)
         if isinstance(done, GatewayError):
             raise done
         return done
@@ -213,8 +211,8 @@ class Forwarding:
 
     # ---- back ----
 
-    async def whole(self, exchange: GatewayExchange, job: Job) -> Whole:
-        opened, endpoint = exchange.answering, exchange.place.endpoint
+    async def whole(self, request: RequestState, job: Job) -> Whole:
+        opened, endpoint = request.answering, request.place.endpoint
         answer = opened.answer
         try:
             body = await opened.read(self._config.max_answer_bytes)
@@ -223,69 +221,69 @@ class Forwarding:
         opened.close(answer.status < 500)
         sent = job.sent_to(opened.target, endpoint.family)
         if answer.status < 400:
-            exchange.answer = body  # for an estimate, if the request ends before its usage is read
-            exchange.usage = await self._usage(exchange, sent, body)
-            if exchange.usage is not None:
-                exchange.answer = None
-            exchange.late_usage = False
-            body = await self._in_clients_dialect(exchange, sent, body)
+            request.answer = body  # for an estimate, if the request ends before its usage is read
+            request.usage = await self._usage(request, sent, body)
+            if request.usage is not None:
+                request.answer = None
+            request.late_usage = False
+            body = await self._in_clients_dialect(request, sent, body)
         else:
-            exchange.late_usage = False
+            request.late_usage = False
             if sent.is_translated:
-                body = translated_error(endpoint.kind, answer.status, body, exchange.id)
+                body = translated_error(endpoint.kind, answer.status, body, request.id)
         return Whole(answer.status, answer.headers, body)
 
-    async def _usage(self, exchange: GatewayExchange, sent: Sent, body: bytes) -> Usage | None:
-        kind, family = exchange.place.endpoint.kind, sent.family
+    async def _usage(self, request: RequestState, sent: Sent, body: bytes) -> Usage | None:
+        kind, family = request.place.endpoint.kind, sent.family
         if len(body) <= LARGE:
             return usage_of(kind, family, body)
-        usage: Usage | None = await self._parts.offload.run(exchange.tenant, "usage", kind, family, body)
+        usage: Usage | None = await self._parts.offload.run(request.tenant, "usage", kind, family, body)
         return usage
 
-    async def _in_clients_dialect(self, exchange: GatewayExchange, sent: Sent, body: bytes) -> bytes:
-        kind, family = exchange.place.endpoint.kind, sent.family
+    async def _in_clients_dialect(self, request: RequestState, sent: Sent, body: bytes) -> bytes:
+        kind, family = request.place.endpoint.kind, sent.family
         if not sent.is_translated:
             return body
         if len(body) <= LARGE:
-            return translate_answer(kind, body, family, exchange.fields)
-        run, own = self._parts.offload.run, plain(exchange.fields)
-        translated: bytes = await run(exchange.tenant, "translate_answer", kind, body, family, own)
+            return translate_answer(kind, body, family, request.fields)
+        run, own = self._parts.offload.run, plain(request.fields)
+        translated: bytes = await run(request.tenant, "translate_answer", kind, body, family, own)
         return translated
 
-    async def _restored(self, exchange: GatewayExchange, job: Job, body: bytes) -> bytes:
-        kind, restorer = exchange.place.endpoint.kind, job.restorer
+    async def _restored(self, request: RequestState, job: Job, body: bytes) -> bytes:
+        kind, restorer = request.place.endpoint.kind, job.restorer
         if len(body) <= LARGE:
             return bytes(restorer.answer(kind, body))
         body, found = await self._parts.offload.run(
-            exchange.tenant, "restore", restorer.policy, kind, body, restorer.vault_pieces()
+            request.tenant, "restore", restorer.policy, kind, body, restorer.vault_pieces()
         )
         restorer.findings = found
         return body
 
-    async def deliver(self, exchange: GatewayExchange, job: Job, whole: Whole, send: Send) -> None:
-        endpoint, body = exchange.place.endpoint, whole.body
+    async def deliver(self, request: RequestState, job: Job, whole: Whole, send: Send) -> None:
+        endpoint, body = request.place.endpoint, whole.body
         if whole.status < 400:
-            exchange.end_as("ok", whole.status)
+            request.end_as("ok", whole.status)
             if endpoint.kind == "responses":
-                await remember_response(self._parts, exchange, body)
+                await remember_response(self._parts, request, body)
             if job.cache is not None:
-                await job.cache.keep(whole.status, whole.headers, body, exchange.usage)
+                await job.cache.keep(whole.status, whole.headers, body, request.usage)
         else:
-            exchange.end_as("refused", whole.status, "upstream_refused")
+            request.end_as("refused", whole.status, "upstream_refused")
         if job.restorer is not None:  # an error may quote the request
-            body = await self._restored(exchange, job, body)
-        headers = self.headers(exchange, job, whole.headers)
+            body = await self._restored(request, job, body)
+        headers = self.headers(request, job, whole.headers)
         headers.append((b"content-length", str(len(body)).encode()))
-        exchange.started = True
+        request.started = True
         await send({"type": "http.response.start", "status": whole.status, "headers": headers})
         await send({"type": "http.response.body", "body": body})
 
-    async def answer_from_cache(self, exchange: GatewayExchange, job: Job, send: Send) -> bool:
+    async def answer_from_cache(self, request: RequestState, job: Job, send: Send) -> bool:
         """Whether a cache had the answer; if so, it was sent."""
         hit = await job.cache.find() if job.cache is not None else None
         if hit is None:
             return False
-        row, kind, stored = exchange.row, exchange.place.endpoint.kind, hit.answer
+        row, kind, stored = request.row, request.place.endpoint.kind, hit.answer
         body = stored.body
         if job.restorer is not None:
             if row.stream:
@@ -295,19 +293,19 @@ class Forwarding:
                 body = job.restorer.answer(kind, body)
         row.cache = "exact" if hit.similarity is None else "semantic"
         row.similarity = hit.similarity
-        row.gateway_ms = (time.monotonic() - exchange.arrived) * 1000
-        exchange.end_as("cached", stored.status)
-        headers = [(b"x-request-id", exchange.id.encode()), *exchange.limit_headers, *hit.headers]
+        row.gateway_ms = (time.monotonic() - request.arrived) * 1000
+        request.end_as("cached", stored.status)
+        headers = [(b"x-request-id", request.id.encode()), *request.limit_headers, *hit.headers]
         headers.append((b"content-length", str(len(body)).encode()))
-        exchange.started = True
+        request.started = True
         await send({"type": "http.response.start", "status": stored.status, "headers": headers})
         await send({"type": "http.response.body", "body": body})
         return True
 
-    def headers(self, exchange: GatewayExchange, job: Job, upstream: Headers) -> Headers:
-        name = exchange.id.encode()
-        headers = [(b"x-request-id", name), *exchange.limit_headers]
-        if exchange.place.endpoint.family == "anthropic":
+    def headers(self, request: RequestState, job: Job, upstream: Headers) -> Headers:
+        name = request.id.encode()
+        headers = [(b"x-request-id", name), *request.limit_headers]
+        if request.place.endpoint.family == "anthropic":
             headers.append((b"request-id", name))
         if job.decision is not None and job.model is not None:
             headers.append((b"x-ridgeline-model", job.model.name.encode("latin-1", "replace")))

@@ -8,10 +8,10 @@ from __future__ import annotations
 import secrets
 import time
 
-from ridgeline.gateway.accounting.estimate import prompt_tokens
 from ridgeline.gateway.accounting.ledger import Ledger
 from ridgeline.gateway.accounting.prices import Prices
 from ridgeline.gateway.accounting.row import LedgerRow, Opening
+from ridgeline.gateway.accounting.token_formula import prompt_tokens
 from ridgeline.gateway.accounting.usage import Usage
 from ridgeline.gateway.body import read_fields
 from ridgeline.gateway.dialects.counts import usage_of

@@ -9,9 +9,9 @@ import msgspec
 
 from ridgeline.gateway.catalog import allows
 from ridgeline.gateway.errors import GatewayError, NotFound
-from ridgeline.gateway.pipeline.exchange import GatewayExchange, Headers, Send
+from ridgeline.gateway.limits.subjects import reserve_request
 from ridgeline.gateway.pipeline.parts import Parts
-from ridgeline.gateway.pipeline.reservations import reserve_request
+from ridgeline.gateway.pipeline.request_state import Headers, RequestState, Send
 from ridgeline.gateway.upstreams.outgoing import Outgoing, Target
 from ridgeline.web import home
 
@@ -63,21 +63,21 @@ class OwnRequests:
         await send({"type": "http.response.start", "status": 200, "headers": headers})
         await send({"type": "http.response.body", "body": home.home_page("gateway", shown, LINKS)})
 
-    async def models(self, exchange: GatewayExchange, send: Send) -> None:
+    async def models(self, request: RequestState, send: Send) -> None:
         """The names that this key may use, in OpenAI's shape, which Anthropic's clients read too."""
-        key = exchange.key
+        key = request.key
         assert key is not None
-        reservation = await reserve_request(self._parts, exchange)
+        request.reservation = await reserve_request(self._parts.limiter, key, request.team)
         names = [name for name in await self._names() if allows(key.models, name)]
-        wanted = exchange.place.object_id
+        wanted = request.place.object_id
         if wanted and wanted not in names:
             raise NotFound(f"no model is named {wanted[:256]!r} for this key", code="model_not_found")
         cards = [_card(name) for name in ([wanted] if wanted else names)]
         body = cards[0] if wanted else {"object": "list", "data": cards, "has_more": False}
-        exchange.end_as("ok", 200)
-        exchange.started = True
-        limits = [(name.encode(), value.encode()) for name, value in reservation.headers.items()]
-        await answer_json(send, 200, body, [(b"x-request-id", exchange.id.encode()), *limits])
+        request.end_as("ok", 200)
+        request.started = True
+        limits = [(name.encode(), value.encode()) for name, value in request.reservation.headers.items()]
+        await answer_json(send, 200, body, [(b"x-request-id", request.id.encode()), *limits])
 
     async def _names(self) -> list[str]:
         names = dict.fromkeys(self._parts.catalog.names())

@@ -9,17 +9,17 @@ from ridgeline.gateway.accounting.ledger import Ledger
 from ridgeline.gateway.accounting.prices import Prices
 from ridgeline.gateway.caching.exact import ExactCache
 from ridgeline.gateway.catalog import Catalog
-from ridgeline.gateway.config import GatewaySettings
 from ridgeline.gateway.guard.guards import Guards
-from ridgeline.gateway.limits.limiter import Limiter
+from ridgeline.gateway.limits.held_bytes import HeldBytes
+from ridgeline.gateway.limits.limiter_types import Limiter
 from ridgeline.gateway.objects.spool import Spools
 from ridgeline.gateway.observe.access_log import AccessLog
 from ridgeline.gateway.observe.metrics import GatewayMetrics
 from ridgeline.gateway.offload.offload import Offload
-from ridgeline.gateway.pipeline.exchange import DeadlineSweep
-from ridgeline.gateway.pipeline.held_bytes import HeldBytes
+from ridgeline.gateway.pipeline.deadline_sweep import DeadlineSweep
+from ridgeline.gateway.settings import GatewaySettings
+from ridgeline.gateway.tenants.key_watch import KeyWatch
 from ridgeline.gateway.tenants.owned import OwnedObjects
-from ridgeline.gateway.tenants.watch import PolicyWatch
 from ridgeline.gateway.upstreams.upstreams import Upstreams
 
 if TYPE_CHECKING:  # made only if configured: other workers import neither them nor numpy
@@ -32,7 +32,7 @@ if TYPE_CHECKING:  # made only if configured: other workers import neither them 
 class Parts:
     settings: GatewaySettings
     catalog: Catalog
-    policy: PolicyWatch
+    keys: KeyWatch
     limiter: Limiter
     guards: Guards
     upstreams: Upstreams

@@ -17,9 +17,9 @@ from ridgeline.gateway.dialects.streams.usage_reader import Hide, UsageReader
 from ridgeline.gateway.dialects.translate import StreamTranslator
 from ridgeline.gateway.errors import REVOKED, GatewayError, UpstreamFailed, out_of_time
 from ridgeline.gateway.objects.stored_responses import FirstEvent, is_stored, remember_response
-from ridgeline.gateway.pipeline.exchange import GatewayExchange, Headers, Send
 from ridgeline.gateway.pipeline.job import Job
 from ridgeline.gateway.pipeline.parts import Parts
+from ridgeline.gateway.pipeline.request_state import Headers, RequestState, Send
 from ridgeline.gateway.upstreams.errors import UpstreamBroken
 
 SLOW_READER = "slow_reader"
@@ -34,25 +34,25 @@ class Stage(Protocol):
 
 
 class StreamRelay:
-    def __init__(self, parts: Parts, exchange: GatewayExchange, job: Job) -> None:
-        self._parts, self._exchange, self._job = parts, exchange, job
+    def __init__(self, parts: Parts, request: RequestState, job: Job) -> None:
+        self._parts, self._request, self._job = parts, request, job
         self._stall_s = parts.settings.gateway.stream_stall_s
-        self._total = exchange.deadline
-        self._kind = exchange.place.endpoint.kind
-        sent = job.sent_to(exchange.answering.target, exchange.place.endpoint.family)
+        self._total = request.deadline
+        self._kind = request.place.endpoint.kind
+        sent = job.sent_to(request.answering.target, request.place.endpoint.family)
         # A ridgeline server reports the usage of an interrupted stream; for others the texts are counted.
         config = parts.settings.upstreams
-        is_ours = any(one.name == exchange.row.upstream and one.kind == "ridgeline" for one in config)
+        is_ours = any(one.name == request.row.upstream and one.kind == "ridgeline" for one in config)
         # The client never sees the upstream's own events after a translation.
         hide: Hide = "" if sent.is_translated else sent.hide
         self._reader = UsageReader(self._kind, sent.family, hide, count_texts=not is_ours)
         assert job.model is not None
         if job.model.config.tokenizer is not None and not is_ours:
-            self._reader.texts = exchange.texts
+            self._reader.texts = request.texts
         self._is_translated = sent.is_translated
         self._stages: list[Stage] = []
         if sent.is_translated:
-            self._stages.append(StreamTranslator(self._kind, sent.family, exchange.fields))
+            self._stages.append(StreamTranslator(self._kind, sent.family, request.fields))
         self._keeper = job.cache.stream_keeper() if job.cache is not None else None
         if self._keeper is not None:
             self._stages.append(self._keeper)
@@ -61,22 +61,19 @@ class StreamRelay:
         self._last = b""  # sent to the client
 
     async def run(self, headers: Headers, send: Send) -> None:
-        exchange, reader = self._exchange, self._reader
-        opened = exchange.answering
+        request, reader = self._request, self._reader
+        opened = request.answering
         answer = opened.answer
-        exchange.end_as("ok", answer.status)
-        exchange.started = True
+        request.end_as("ok", answer.status)
+        request.started = True
         await send({"type": "http.response.start", "status": answer.status, "headers": headers})
         broken: GatewayError | None = None
         try:
-            if self._kind == "responses" and not self._is_translated and is_stored(exchange):
+            if self._kind == "responses" and not self._is_translated and is_stored(request):
                 await self._remember(send)
-            if exchange.connection is not None:
-                await self._relay_at_once(send)
-            else:
-                await self._relay(send)
+            await self._relay(send)
             if reader.error:  # reported by the upstream in the stream
-                exchange.end_as("upstream_failed", answer.status, "upstream_error")
+                request.end_as("upstream_failed", answer.status, "upstream_error")
             elif not reader.done:
                 message = "the upstream ended its stream before the answer was complete"
                 broken = UpstreamFailed(message, code="upstream_broken")
@@ -88,17 +85,17 @@ class StreamRelay:
             broken = error
             self._stages.clear()
         except asyncio.CancelledError:
-            if exchange.gone or exchange.expired is None or exchange.expired.code == SLOW_READER:
+            if request.gone or request.expired is None or request.expired.code == SLOW_READER:
                 raise
-            exchange.task.uncancel()  # past its deadline: send the client an error
-            broken, exchange.expired = exchange.expired, None
+            request.task.uncancel()  # past its deadline: send the client an error
+            broken, request.expired = request.expired, None
         finally:
-            exchange.usage = reader.usage  # also after the client disconnected
+            request.usage = reader.usage  # also after the client disconnected
         await self._end(broken, send)
 
     async def _remember(self, send: Send) -> None:
         """Read the stream until its response's id is known, and record the owner before the id is sent."""
-        opened, first = self._exchange.answering, FirstEvent()
+        opened, first = self._request.answering, FirstEvent()
         data: bytes | None = opened.first
         while data is not None:
             comments = first.feed(data)
@@ -107,22 +104,12 @@ class StreamRelay:
             if first.is_done:
                 break
             data = await opened.next()
-        await remember_response(self._parts, self._exchange, first.held)
+        await remember_response(self._parts, self._request, first.held)
         opened.first = first.held
 
     async def _relay(self, send: Send) -> None:
-        """Piece by piece, for any ASGI server."""
-        opened = self._exchange.answering
-        data: bytes | None = opened.first
-        while data is not None:
-            out = self._passed(data)
-            if out:
-                await self._send(out, send)
-            data = await opened.next()
-
-    async def _relay_at_once(self, send: Send) -> None:
-        """The same without waking a task for every piece."""
-        opened, flow = self._exchange.answering, self._exchange.connection.flow
+        """Pass the stream on, without waking a task for every piece."""
+        opened, flow = self._request.answering, self._request.connection.flow
 
         def write(out: bytes) -> None:
             step = send({"type": "http.response.body", "body": out, "more_body": True})
@@ -146,21 +133,21 @@ class StreamRelay:
 
     async def _send(self, out: bytes, send: Send) -> None:
         """Waits for a client that does not read, up to a limit."""
-        exchange = self._exchange
-        exchange.wait_until(min(time.monotonic() + self._stall_s, self._total), _slow_reader)
+        request = self._request
+        request.wait_until(min(time.monotonic() + self._stall_s, self._total), _slow_reader)
         await send({"type": "http.response.body", "body": out, "more_body": True})
-        exchange.wait_until(self._total, out_of_time)
+        request.wait_until(self._total, out_of_time)
 
     async def _end(self, broken: GatewayError | None, send: Send) -> None:
-        exchange, reader = self._exchange, self._reader
+        request, reader = self._request, self._reader
         out = reader.finish() if broken is None or self._stages else b""
         for stage in self._stages:
             out = stage.feed(out) + stage.finish()
-        usage = exchange.usage = reader.usage
+        usage = request.usage = reader.usage
         if broken is not None:
             is_revoked = broken.code == REVOKED
             outcome: Outcome = "invalid" if is_revoked else "upstream_failed"
-            exchange.end_as(outcome, exchange.answering.answer.status, broken.code)
+            request.end_as(outcome, request.answering.answer.status, broken.code)
             last = out or self._last
             if last and not last.endswith((b"\n\n", b"\r\n\r\n")):
                 out += b"\n\n"  # half an event: end it before the next one
@@ -171,18 +158,18 @@ class StreamRelay:
                 broken.message,
                 None,
                 broken.code,
-                exchange.id,
+                request.id,
                 reader.events,
             )
-            exchange.answering.close(is_revoked)  # not a fault of the upstream
+            request.answering.close(is_revoked)  # not a fault of the upstream
         else:
-            exchange.late_usage = usage is None or usage.source != "reported"
-            exchange.answering.close(True)
+            request.late_usage = usage is None or usage.source != "reported"
+            request.answering.close(True)
             if self._keeper is not None and self._job.cache is not None:
-                answer = exchange.answering.answer
+                answer = request.answering.answer
                 await self._job.cache.keep_stream(self._keeper, answer.status, answer.headers, usage)
         now = time.monotonic()
-        exchange.wait_until(min(now + self._stall_s, max(self._total, now + LAST_WORDS_S)), _slow_reader)
+        request.wait_until(min(now + self._stall_s, max(self._total, now + LAST_WORDS_S)), _slow_reader)
         await send({"type": "http.response.body", "body": out})
 
 

@@ -13,27 +13,27 @@ from ridgeline.gateway.accounting.ledger import Ledger
 from ridgeline.gateway.accounting.prices import Prices
 from ridgeline.gateway.caching.exact import ExactCache
 from ridgeline.gateway.catalog import Catalog
-from ridgeline.gateway.config import GatewaySettings
 from ridgeline.gateway.errors import key_revoked
 from ridgeline.gateway.guard.guards import Guards
-from ridgeline.gateway.limits.handover import HandoverLimiter
-from ridgeline.gateway.limits.limiter import Limiter, Subject
-from ridgeline.gateway.limits.memory import MemoryLimiter
-from ridgeline.gateway.limits.redis import RedisLimiter
+from ridgeline.gateway.limits.handover_limiter import HandoverLimiter
+from ridgeline.gateway.limits.held_bytes import HeldBytes
+from ridgeline.gateway.limits.limiter_types import Limiter, Subject
+from ridgeline.gateway.limits.memory_limiter import MemoryLimiter
+from ridgeline.gateway.limits.redis_limiter import RedisLimiter
 from ridgeline.gateway.objects.batch_booking import BatchBooking
 from ridgeline.gateway.objects.spool import Spools, uploads_path
 from ridgeline.gateway.observe.access_log import AccessLog
 from ridgeline.gateway.observe.metrics import GatewayMetrics, Readings, UpstreamReading
 from ridgeline.gateway.offload.offload import Offload, plain
+from ridgeline.gateway.pipeline.deadline_sweep import DeadlineSweep
 from ridgeline.gateway.pipeline.endpoints import NAMES
-from ridgeline.gateway.pipeline.exchange import DeadlineSweep
-from ridgeline.gateway.pipeline.held_bytes import HeldBytes
 from ridgeline.gateway.pipeline.own_embeddings import OwnEmbeddings
 from ridgeline.gateway.pipeline.parts import Parts
+from ridgeline.gateway.settings import GatewaySettings
+from ridgeline.gateway.tenants.key_table import KeyTable
+from ridgeline.gateway.tenants.key_watch import KeyWatch
 from ridgeline.gateway.tenants.owned import OwnedObjects
-from ridgeline.gateway.tenants.policy import Policy
 from ridgeline.gateway.tenants.store import Store
-from ridgeline.gateway.tenants.watch import PolicyWatch
 from ridgeline.gateway.upstreams.upstreams import Upstreams
 
 if TYPE_CHECKING:
@@ -99,7 +99,7 @@ class Assembly:
                 ledger_backlog_bytes=ledger.waiting_bytes,
                 ledger_rows_dropped=ledger.dropped,
                 ledger_store_away_s=ledger.store_away_s,
-                policy_age_s=parts.policy.snapshot()["policy_age_s"],
+                policy_age_s=parts.keys.snapshot()["policy_age_s"],
                 limits_degraded=parts.limiter.degraded,
                 spans_dropped=parts.tracer.dropped if parts.tracer is not None else 0,
                 access_lines_dropped=parts.access_log.dropped,
@@ -115,7 +115,7 @@ class Assembly:
             "draining": parts.draining,
             "upstreams": parts.upstreams.snapshot(),
             "ledger": parts.ledger.state(),
-            "policy": parts.policy.snapshot(),
+            "policy": parts.keys.snapshot(),
         }
 
 
@@ -123,9 +123,9 @@ async def _parts(settings: GatewaySettings, number: int, stack: AsyncExitStack) 
     store = Store(settings.store, settings.state_dir)
     stack.push_async_callback(store.close)
     deadlines = DeadlineSweep()
-    policy = PolicyWatch(store, changed=partial(_end_revoked, deadlines))
-    await policy.start()
-    stack.push_async_callback(policy.stop)
+    keys = KeyWatch(store, changed=partial(_end_revoked, deadlines))
+    await keys.start()
+    stack.push_async_callback(keys.stop)
 
     upstreams = Upstreams(settings.upstreams, settings.retries)
     upstreams.start()
@@ -168,7 +168,7 @@ async def _parts(settings: GatewaySettings, number: int, stack: AsyncExitStack) 
     parts = Parts(
         settings=settings,
         catalog=Catalog(settings),
-        policy=policy,
+        keys=keys,
         limiter=limiter,
         guards=guards,
         upstreams=upstreams,
@@ -191,11 +191,11 @@ async def _parts(settings: GatewaySettings, number: int, stack: AsyncExitStack) 
     return parts
 
 
-def _end_revoked(deadlines: DeadlineSweep, policy: Policy) -> None:
+def _end_revoked(deadlines: DeadlineSweep, table: KeyTable) -> None:
     """End requests of keys that were revoked together with their running requests."""
-    for exchange in list(deadlines.live):
-        if exchange.key is not None and policy.ends_requests(exchange.key.id):
-            exchange.end_with(key_revoked())
+    for request in list(deadlines.live):
+        if request.key is not None and table.ends_requests(request.key.id):
+            request.end_with(key_revoked())
 
 
 async def _limiter(settings: GatewaySettings, ledger: Ledger) -> Limiter:

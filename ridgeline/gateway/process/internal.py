@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 if TYPE_CHECKING:  # the supervisor imports this too, and does not need the pipeline
-    from ridgeline.gateway.pipeline.exchange import Receive, Scope, Send
+    from ridgeline.gateway.pipeline.request_state import Receive, Scope, Send
     from ridgeline.gateway.process.assembly import Assembly
 
 

@@ -18,11 +18,11 @@ from typing import Any
 
 import msgspec
 
-from ridgeline.gateway.config import GatewaySettings
 from ridgeline.gateway.errors import BadRequest, GatewayError, Unavailable
 from ridgeline.gateway.objects.spool import remove_stale_uploads
 from ridgeline.gateway.observe.metrics import merged
 from ridgeline.gateway.process.worker_process import WorkerProcess, WorkerRefused
+from ridgeline.gateway.settings import GatewaySettings
 from ridgeline.options import OptionError
 from ridgeline.running import SetState, announced
 from ridgeline.telemetry import logs

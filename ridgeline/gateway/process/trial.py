@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 
-from ridgeline.gateway.config import GatewaySettings
+from ridgeline.gateway.settings import GatewaySettings
 from ridgeline.gateway.upstreams.credentials import read_credentials
 from ridgeline.proxy.origin import read_url
 from ridgeline.web.tls import certificate

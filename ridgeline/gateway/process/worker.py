@@ -25,13 +25,13 @@ from collections.abc import Callable
 from pathlib import Path
 
 from ridgeline.gateway.accounting.errors import LedgerError
-from ridgeline.gateway.config import GatewaySettings, from_json
 from ridgeline.gateway.errors import shutting_down
-from ridgeline.gateway.limits.handover import HandoverLimiter
+from ridgeline.gateway.limits.handover_limiter import HandoverLimiter
 from ridgeline.gateway.pipeline.app import Gateway
 from ridgeline.gateway.process.assembly import Assembly
 from ridgeline.gateway.process.connection_limits import connection_limits
 from ridgeline.gateway.process.internal import InternalApp, internal_path, limits_path
+from ridgeline.gateway.settings import GatewaySettings, from_json
 from ridgeline.gateway.tenants.errors import StoreError
 from ridgeline.options import OptionError
 from ridgeline.telemetry import logs

@@ -12,9 +12,9 @@ import socket
 import sys
 from collections.abc import Callable
 
-from ridgeline.gateway.config import GatewaySettings, to_json
 from ridgeline.gateway.objects.spool import uploads_path
 from ridgeline.gateway.process.internal import internal_path, limits_path
+from ridgeline.gateway.settings import GatewaySettings, to_json
 
 START_S = 120.0
 SERVE_S = 10.0

@@ -12,7 +12,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from ridgeline.gateway.errors import Forbidden, NotFound
+from ridgeline.gateway.errors import NotFound
 from ridgeline.gateway.offload.offload import is_large
 from ridgeline.gateway.routing.cascade import DEFAULT_THRESHOLD, Cascade
 from ridgeline.gateway.routing.config import RouteConfig, RuleConfig
@@ -56,22 +56,18 @@ class ModelRouter:
         self.routes = _checked(routes, compiled(rules), embedder)
 
     async def decide(self, request: RoutingRequest) -> Decision:
-        """The model for one request; Forbidden if its key may use none of the route's models."""
+        """The model for one request. A key that may use a route may use every model of it."""
         started = time.perf_counter()
         route = self.routes.get(request.route)
         if route is None:
             raise NotFound(f"no route is named {request.route!r}", code="model_not_found", param="model")
-        allowed = [model for model in route.config.models if request.may_use(model)]
-        if not allowed:
-            raise Forbidden(f"this key may use no model of the route {request.route!r}", param="model")
         if self._read_large is not None and is_large(request.fields):
             reading = await self._read_large(request)
         else:
             reading = read(request.kind, request.fields)
-        decision = await self._decide(route, request, reading, allowed)
+        decision = await self._decide(route, request, reading)
         if route.config.shadow:
-            default = _nearest_allowed(route, allowed)
-            decision.shadow, decision.model, decision.cascade = decision.model, default, None
+            decision.shadow, decision.model, decision.cascade = decision.model, route.default, None
             decision.why["shadow"] = decision.shadow
         decision.why["decide_ms"] = round((time.perf_counter() - started) * 1e3, 3)
         return decision
@@ -85,24 +81,22 @@ class ModelRouter:
         decision.why["escalated_from"] = decision.model
         decision.why["confidence"] = None if confidence is None else round(confidence, 4)
 
-    async def _decide(
-        self, route: Route, request: RoutingRequest, reading: Reading, allowed: list[str]
-    ) -> Decision:
-        ruled = _ruled(route, request, reading, allowed, only_always=True)
+    async def _decide(self, route: Route, request: RoutingRequest, reading: Reading) -> Decision:
+        ruled = _ruled(route, request, reading, only_always=True)
         if ruled is not None:
             return ruled  # for this request only: the conversation keeps its model
         conversation = conversation_key(request, reading) if route.config.sticky_s > 0 else b""
         if conversation and (request.conversation or reading.is_later_turn):
             model = self._sticky.model(conversation, self._clock())
-            if model in allowed:
-                kept = _with_cascade(route, Decision(model, {"by": "sticky"}), allowed)
+            if model in route.config.models:
+                kept = _with_cascade(route, Decision(model, {"by": "sticky"}))
                 return self._kept(route, kept, conversation)
-        ruled = _ruled(route, request, reading, allowed, only_always=False)
+        ruled = _ruled(route, request, reading, only_always=False)
         if ruled is not None:
             return self._kept(route, ruled, conversation)
-        decision = await self._predicted(route, reading, allowed)
+        decision = await self._predicted(route, reading)
         decision.why["tokens"] = reading.tokens
-        return self._kept(route, _with_cascade(route, decision, allowed), conversation)
+        return self._kept(route, _with_cascade(route, decision), conversation)
 
     def _kept(self, route: Route, decision: Decision, conversation: bytes) -> Decision:
         if conversation:
@@ -110,13 +104,12 @@ class ModelRouter:
             decision.conversation = conversation
         return decision
 
-    async def _predicted(self, route: Route, reading: Reading, allowed: list[str]) -> Decision:
-        default = _nearest_allowed(route, allowed)
-        artifact = route.artifact
+    async def _predicted(self, route: Route, reading: Reading) -> Decision:
+        default, models, artifact = route.default, route.config.models, route.artifact
         if artifact is None or (artifact.words is None and self.embedder is None):
             return Decision(default, {"by": "default"})
-        if len(allowed) == 1:
-            return Decision(default, {"by": "default", "reason": "the key may use only one model"})
+        if len(models) == 1:
+            return Decision(default, {"by": "default", "reason": "the route has only one model"})
         text = artifact.recipe.text(reading.turns)
         if not text:
             return Decision(default, {"by": "default", "reason": "no user text"})
@@ -129,7 +122,7 @@ class ModelRouter:
                 default, {"by": "default", "reason": "vectors have another length than the artifact's"}
             )
         forecast = artifact.forecast(vectors[0], reading.last, reading.tokens)
-        model, why = forecast.choice(allowed, route.config.threshold)
+        model, why = forecast.choice(models, route.config.threshold)
         return Decision(model, {"by": "predicted", **why})
 
     async def _vector(self, artifact: Artifact, text: str) -> Vectors:
@@ -140,11 +133,9 @@ class ModelRouter:
         return await self.embedder.embed([text], artifact.recipe.max_tokens)
 
 
-def _ruled(
-    route: Route, request: RoutingRequest, reading: Reading, allowed: list[str], only_always: bool
-) -> Decision | None:
+def _ruled(route: Route, request: RoutingRequest, reading: Reading, only_always: bool) -> Decision | None:
     for rule in route.rules:
-        if (only_always and not rule.always) or rule.model not in allowed:
+        if (only_always and not rule.always) or rule.model not in route.config.models:
             continue
         reasons = rule.match(request, reading)
         if reasons is not None:
@@ -153,19 +144,15 @@ def _ruled(
     return None
 
 
-def _nearest_allowed(route: Route, allowed: list[str]) -> str:
-    """The default, or the strongest that the key may use."""
-    return route.default if route.default in allowed else allowed[-1]
-
-
-def _with_cascade(route: Route, decision: Decision, allowed: list[str]) -> Decision:
+def _with_cascade(route: Route, decision: Decision) -> Decision:
     """A cascade follows any decision but a rule's, which is final."""
-    if route.config.cascade and decision.model != allowed[-1]:
+    strongest = route.config.models[-1]
+    if route.config.cascade and decision.model != strongest:
         threshold = route.config.cascade_threshold
         if threshold is None and route.artifact is not None:
             threshold = route.artifact.cascade_threshold
         decision.cascade = Cascade(DEFAULT_THRESHOLD if threshold is None else threshold)
-        decision.escalate_to = allowed[-1]
+        decision.escalate_to = strongest
     return decision
 
 

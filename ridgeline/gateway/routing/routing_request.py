@@ -2,16 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
 from ridgeline.gateway.body import Fields
 from ridgeline.gateway.routing.cascade import Cascade
-
-
-def every_model(model: str) -> bool:
-    return True
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,7 +19,6 @@ class RoutingRequest:
     tenant: str = ""
     key_id: str = ""
     conversation: str = ""  # the client's header x-ridgeline-conversation, if sent
-    may_use: Callable[[str], bool] = every_model  # whether the key's scope has this model
 
 
 @dataclass(slots=True)

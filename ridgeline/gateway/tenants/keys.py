@@ -37,7 +37,7 @@ class Key(msgspec.Struct, frozen=True, gc=False):
     name: str
     team: str = ""  # a Team's id; empty: no team
     models: tuple[str, ...] = ()  # public names, or patterns with * at the end
-    endpoints: tuple[str, ...] = ()  # names of `endpoints.ENDPOINTS`: chat, messages, embeddings, …
+    endpoints: tuple[str, ...] = ()  # of `pipeline.endpoints.NAMES`: chat, messages, embeddings, …
     expires_at: float | None = None  # unix seconds
     revoked_at: float | None = None
     ends_requests: bool = False  # of a revoked key: its running requests end too

@@ -18,8 +18,8 @@ from ridgeline.gateway.tenants import schema
 from ridgeline.gateway.tenants.config import StoreConfig
 from ridgeline.gateway.tenants.digest import MIN_SERVER_SECRET, new_server_secret
 from ridgeline.gateway.tenants.errors import StoreError, store_errors
+from ridgeline.gateway.tenants.key_table import Changes, KeyEntry, Secret
 from ridgeline.gateway.tenants.keys import Key, Team
-from ridgeline.gateway.tenants.policy import Changes, KeyEntry, Secret
 from ridgeline.gateway.tenants.secret_file import made_once, read_secret
 from ridgeline.storage.database import Database, Row, T, Value, Work, statement
 from ridgeline.storage.sqlite import SqliteDatabase

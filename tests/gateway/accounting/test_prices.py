@@ -12,7 +12,7 @@ import pytest
 from ridgeline.gateway.accounting.config import PricesConfig
 from ridgeline.gateway.accounting.prices import Prices
 from ridgeline.gateway.accounting.usage import Usage
-from ridgeline.gateway.config import ModelConfig
+from ridgeline.gateway.settings import ModelConfig
 from ridgeline.gateway.upstreams.config import UpstreamConfig
 from ridgeline.options import OptionError
 

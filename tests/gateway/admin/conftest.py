@@ -17,7 +17,7 @@ from ridgeline.gateway.admin.app import admin_app
 from ridgeline.gateway.admin.config import AdminConfig
 from ridgeline.gateway.admin.credentials import AdminKeys, key_file, read_admin_keys
 from ridgeline.gateway.tenants.config import StoreConfig
-from ridgeline.gateway.tenants.policy import Policy
+from ridgeline.gateway.tenants.key_table import KeyTable
 from ridgeline.gateway.tenants.registry import Registry
 from ridgeline.gateway.tenants.store import Store
 
@@ -45,8 +45,8 @@ class Admin:
         made: dict[str, Any] = answer.json()
         return made
 
-    async def policy(self) -> Policy:
-        return Policy(self.store.server_secret).apply(await self.store.changes(0))
+    async def key_table(self) -> KeyTable:
+        return KeyTable(self.store.server_secret).apply(await self.store.changes(0))
 
     async def audit(self) -> list[Any]:
         return await Registry(self.store).audit(None, None, 1000)

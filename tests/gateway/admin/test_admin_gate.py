@@ -157,7 +157,7 @@ async def test_nothing_happens_when_it_cannot_be_recorded(admin: Admin) -> None:
         answer = await admin.ask("POST", path)
         assert answer.status_code == 503
         assert "audit" not in answer.text
-    assert (await admin.policy()).lookup(made["secret"]) is not None
+    assert (await admin.key_table()).lookup(made["secret"]) is not None
     assert admin.reloads == []
 
 

@@ -82,7 +82,7 @@ async def test_the_same_holds_for_changes_rotations_and_teams(admin: Admin) -> N
         answer = await admin.ask(method, path, body)
         assert (answer.status_code, answer.json()["error"]["param"]) == (400, field), (method, path, body)
     assert (await admin.ask("GET", key)).json()["state"] == "live"
-    assert (await admin.policy()).lookup(made["secret"]) is not None
+    assert (await admin.key_table()).lookup(made["secret"]) is not None
 
 
 @pytest.mark.parametrize("body", [b"", b"{", b"[]", b"5", b'{"name": NaN}', b"\xff", b'{"a":' * 5000])

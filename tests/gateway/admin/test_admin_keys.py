@@ -21,7 +21,7 @@ async def test_a_new_key_has_all_that_was_asked_for_and_its_secret_once(admin: A
         cache="exact",
     )
     secret = made.pop("secret")
-    key = (await admin.policy()).lookup(secret)
+    key = (await admin.key_table()).lookup(secret)
     assert key is not None
     assert (key.models, key.endpoints, key.team) == (("gpt-*", "small"), ("chat",), team["id"])
     assert (key.priority, key.when_limits_unknown, key.guard, key.cache) == (0, "open", "strict", "exact")
@@ -42,15 +42,15 @@ async def test_a_key_is_changed_field_by_field_while_it_is_in_use(admin: Admin) 
     path = f"/admin/keys/{made['id']}"
     changed = await admin.ask("PATCH", path, {"limits": {"requests_per_minute": 50}, "models": None})
     assert changed.status_code == 200
-    key = (await admin.policy()).lookup(made["secret"])
+    key = (await admin.key_table()).lookup(made["secret"])
     assert key is not None
     assert (key.limits.requests_per_minute, key.limits.concurrent, key.models, key.name) == (50, 2, (), "app")
     await admin.ask("PATCH", path, {"limits": {"concurrent": None}, "expires_at": "2030-01-01"})
-    key = (await admin.policy()).lookup(made["secret"])
+    key = (await admin.key_table()).lookup(made["secret"])
     assert key is not None
     assert (key.limits.concurrent, key.expires_at) == (None, 1893456000.0)
     await admin.ask("PATCH", path, {"limits": None, "expires_at": None, "name": "renamed"})
-    key = (await admin.policy()).lookup(made["secret"])
+    key = (await admin.key_table()).lookup(made["secret"])
     assert key is not None
     assert (key.limits.requests_per_minute, key.expires_at, key.name) == (None, None, "renamed")
 
@@ -59,12 +59,12 @@ async def test_rotation_ends_the_old_secret_at_once_or_after_its_grace(admin: Ad
     made = await admin.create_key()
     path = f"/admin/keys/{made['id']}/rotate"
     second = (await admin.ask("POST", path, {"grace_s": 600})).json()
-    policy = await admin.policy()
-    assert policy.lookup(made["secret"]) == policy.lookup(second["secret"]) is not None
+    table = await admin.key_table()
+    assert table.lookup(made["secret"]) == table.lookup(second["secret"]) is not None
     assert 500 < second["old_secrets_until"][0] - time.time() <= 600
     third = (await admin.ask("POST", path)).json()
-    policy = await admin.policy()
-    assert [policy.lookup(one["secret"]) is not None for one in (made, second, third)] == [False, False, True]
+    table = await admin.key_table()
+    assert [table.lookup(one["secret"]) is not None for one in (made, second, third)] == [False, False, True]
     assert third["old_secrets_until"] == []
 
 
@@ -73,7 +73,7 @@ async def test_a_revoked_key_is_shown_as_such_and_can_be_deleted(admin: Admin) -
     path = f"/admin/keys/{made['id']}"
     assert (await admin.ask("DELETE", path)).status_code == 409
     assert (await admin.ask("POST", f"{path}/revoke")).json()["state"] == "revoked"
-    assert (await admin.policy()).lookup(made["secret"]) is None
+    assert (await admin.key_table()).lookup(made["secret"]) is None
     assert (await admin.ask("POST", f"{path}/revoke")).status_code == 409
     assert (await admin.ask("GET", "/admin/keys")).json()["data"] == []
     assert len((await admin.ask("GET", "/admin/keys?revoked=true")).json()["data"]) == 1
@@ -94,7 +94,7 @@ async def test_teams_are_made_changed_and_deleted(admin: Admin) -> None:
     made = (await admin.ask("POST", "/admin/teams", {"name": "red"})).json()
     path = f"/admin/teams/{made['id']}"
     changed = await admin.ask("PATCH", path, {"weight": 3, "limits": {"monthly_usd": 100.5}})
-    team = (await admin.policy()).team(made["id"])
+    team = (await admin.key_table()).team(made["id"])
     assert team is not None
     assert (team.weight, team.limits.monthly_usd) == (3.0, 100.5)
     assert (await admin.ask("GET", path)).json() == changed.json()

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ridgeline.gateway.accounting.estimate import text_tokens
+from ridgeline.gateway.accounting.token_formula import text_tokens
 from ridgeline.gateway.accounting.usage import Usage
 from ridgeline.gateway.body import Fields, raw, read_fields, write_fields
 from ridgeline.gateway.dialects import UsageReader, ask_for_usage, usage_of

@@ -14,7 +14,6 @@ from dataclasses import replace
 import pytest
 
 from ridgeline.gateway.body import Fields, read_fields
-from ridgeline.gateway.config import make_settings
 from ridgeline.gateway.errors import BadRequest
 from ridgeline.gateway.guard import ner
 from ridgeline.gateway.guard.config import GuardConfig
@@ -22,7 +21,8 @@ from ridgeline.gateway.guard.errors import GuardFailed
 from ridgeline.gateway.guard.guards import Guard, Guards
 from ridgeline.gateway.objects.batch_files import Uploader
 from ridgeline.gateway.offload.offload import Offload
-from ridgeline.gateway.pipeline.exchange import ANONYMOUS
+from ridgeline.gateway.pipeline.request_state import ANONYMOUS
+from ridgeline.gateway.settings import make_settings
 from ridgeline.options import OptionError
 from tests.gateway.stage import CHAT, asking, staged
 

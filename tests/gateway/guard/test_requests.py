@@ -9,13 +9,13 @@ import logging
 import pytest
 
 from ridgeline.gateway.body import read_fields, write_fields
-from ridgeline.gateway.config import make_settings
 from ridgeline.gateway.errors import BadRequest, GatewayError
 from ridgeline.gateway.guard.config import GuardConfig
 from ridgeline.gateway.guard.errors import Blocked, GuardFailed, Unreadable
 from ridgeline.gateway.guard.guards import Guard, GuardedRequest, Guards
 from ridgeline.gateway.guard.scanner import Scanner
 from ridgeline.gateway.offload.offload import Offload
+from ridgeline.gateway.settings import make_settings
 from ridgeline.options import OptionError
 
 MAIL = "ann.lee@example.org"

@@ -9,7 +9,7 @@ from collections.abc import AsyncIterator, Coroutine
 from typing import Any
 
 from ridgeline.gateway.limits.config import RedisConfig
-from ridgeline.gateway.limits.redis import RedisLimiter
+from ridgeline.gateway.limits.redis_limiter import RedisLimiter
 from ridgeline.gateway.limits.resp import RedisClient
 
 MIDNIGHT_MS = 1_793_491_200_000  # 2026-11-01 00:00 UTC

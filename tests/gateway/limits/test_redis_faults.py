@@ -11,8 +11,8 @@ import pytest
 
 from ridgeline.gateway.errors import Limited, Unavailable
 from ridgeline.gateway.limits.config import RedisConfig
-from ridgeline.gateway.limits.limiter import PICODOLLARS, Reservation, Subject
-from ridgeline.gateway.limits.redis import RedisLimiter
+from ridgeline.gateway.limits.limiter_types import PICODOLLARS, Reservation, Subject
+from ridgeline.gateway.limits.redis_limiter import RedisLimiter
 from ridgeline.gateway.limits.resp import RedisUnavailable
 from ridgeline.gateway.tenants.keys import Limits
 from tests.gateway.limits.shared_redis import run

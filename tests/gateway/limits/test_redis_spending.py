@@ -11,7 +11,7 @@ import pytest
 
 from ridgeline.gateway.errors import Limited, Unavailable
 from ridgeline.gateway.limits import scripts, settlements
-from ridgeline.gateway.limits.limiter import (
+from ridgeline.gateway.limits.limiter_types import (
     DAY_MS,
     PICODOLLARS,
     Reservation,

@@ -29,9 +29,7 @@ def chat(*turns: str, system: str = "", **fields: Any) -> Fields:
 
 
 def ask(*turns: str, **options: Any) -> RoutingRequest:
-    own = {
-        name: options.pop(name) for name in ("tenant", "key_id", "conversation", "may_use") if name in options
-    }
+    own = {name: options.pop(name) for name in ("tenant", "key_id", "conversation") if name in options}
     return RoutingRequest("auto", "chat", chat(*turns, **options), **own)
 
 

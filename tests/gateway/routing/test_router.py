@@ -169,13 +169,6 @@ async def test_a_shadow_route_decides_and_uses_the_default(path: Path) -> None:
     assert found.cascade is None
 
 
-async def test_a_key_with_one_model_of_the_route_gets_that_without_a_vector(path: Path) -> None:
-    topics = Topics()
-    narrow = ask("what is the sum", may_use=lambda model: model == "small")
-    assert (await router(path, topics=topics, default="large").decide(narrow)).model == "small"
-    assert topics.bodies == []
-
-
 def test_the_older_spelling_of_the_key_still_names_the_artifact(path: Path) -> None:
     assert RouteConfig(models=MODELS, artefact=path).artifact == path
 

@@ -7,7 +7,7 @@ import json
 import pytest
 
 from ridgeline.gateway.body import read_fields
-from ridgeline.gateway.errors import BadRequest, Forbidden, NotFound
+from ridgeline.gateway.errors import BadRequest, NotFound
 from ridgeline.gateway.routing.config import RouteConfig, RuleConfig
 from ridgeline.gateway.routing.learned.language import language_of
 from ridgeline.gateway.routing.reading import read
@@ -90,11 +90,10 @@ async def test_a_rule_of_another_route_does_not_count() -> None:
     assert (found.model, found.why["by"]) == ("large", "default")
 
 
-async def test_a_rule_never_leads_to_a_model_that_the_key_may_not_use() -> None:
-    only_small = ask("hi", may_use=lambda model: model == "small")
-    assert (await router(RuleConfig(model="large")).decide(only_small)).model == "small"
-    with pytest.raises(Forbidden, match="no model of the route"):
-        await router().decide(ask("hi", may_use=lambda model: False))
+async def test_a_rule_of_all_routes_is_skipped_where_a_route_lacks_its_model() -> None:
+    routes = [RouteConfig(name="auto", models=MODELS), RouteConfig(name="wide", models=(*MODELS, "largest"))]
+    found = await ModelRouter(routes, [RuleConfig(model="largest")]).decide(ask("hi"))
+    assert (found.model, found.why["by"]) == ("large", "default")
 
 
 async def test_an_unknown_route_is_a_404_that_names_it() -> None:

@@ -15,16 +15,16 @@ import pytest
 from ridgeline.gateway.errors import BadRequest, NotFound
 from ridgeline.gateway.tenants.config import StoreConfig
 from ridgeline.gateway.tenants.errors import StoreError, StoreUnavailable
+from ridgeline.gateway.tenants.key_table import KeyTable
 from ridgeline.gateway.tenants.keys import Key, Limits, Team
-from ridgeline.gateway.tenants.policy import Policy
 from ridgeline.gateway.tenants.registry import Conflict, Registry
 from ridgeline.gateway.tenants.store import Store
 from ridgeline.options import OptionError
 from tests.gateway.tenants.conftest import BY
 
 
-async def policy_of(store: Store) -> Policy:
-    return Policy(store.server_secret).apply(await store.changes(0))
+async def key_table_of(store: Store) -> KeyTable:
+    return KeyTable(store.server_secret).apply(await store.changes(0))
 
 
 async def test_a_created_key_is_found_by_its_secret_with_all_it_was_given(store: Store) -> None:
@@ -34,9 +34,9 @@ async def test_a_created_key_is_found_by_its_secret_with_all_it_was_given(store:
     record, secret = await registry.create_key(
         lambda id: Key(id, "app", team.id, models=("gpt-*",), limits=limits, expires_at=time.time() + 60), BY
     )
-    policy = await policy_of(store)
-    assert policy.lookup(secret) == record.key
-    assert policy.team(team.id) == team
+    table = await key_table_of(store)
+    assert table.lookup(secret) == record.key
+    assert table.team(team.id) == team
     assert (await registry.key(record.key.id)) == record
 
 
@@ -73,13 +73,13 @@ async def test_a_rotated_key_has_a_new_secret_and_the_old_one_ends_after_its_gra
     registry = Registry(store)
     record, first = await registry.create_key(lambda id: Key(id, "app"), BY)
     rotated, second = await registry.rotate_key(record.key.id, 60, BY)
-    policy = await policy_of(store)
-    assert policy.lookup(first) == policy.lookup(second) == record.key
+    table = await key_table_of(store)
+    assert table.lookup(first) == table.lookup(second) == record.key
     assert len(rotated.old_secrets_until_ms) == 1
     _, third = await registry.rotate_key(record.key.id, 0, BY)
-    policy = await policy_of(store)
-    assert policy.lookup(first) is policy.lookup(second) is None
-    assert policy.lookup(third) == record.key
+    table = await key_table_of(store)
+    assert table.lookup(first) is table.lookup(second) is None
+    assert table.lookup(third) == record.key
 
 
 async def test_a_grace_is_never_made_longer_by_a_later_rotation(store: Store) -> None:
@@ -102,9 +102,9 @@ async def test_a_revoked_key_stays_revoked_and_may_be_deleted(store: Store) -> N
         await registry.delete_key(id, BY)
     version = await store.version()
     await registry.revoke_key(id, BY)
-    policy = await policy_of(store)
-    assert policy.lookup(secret) is None
-    assert policy.refusal(secret).code == "revoked_api_key"
+    table = await key_table_of(store)
+    assert table.lookup(secret) is None
+    assert table.refusal(secret).code == "revoked_api_key"
     for again in (
         registry.revoke_key(id, BY),
         registry.rotate_key(id, 0, BY),
@@ -118,7 +118,7 @@ async def test_a_revoked_key_stays_revoked_and_may_be_deleted(store: Store) -> N
         await registry.key(id)
     changes = await store.changes(version + 1)
     assert (changes.whole, changes.keys, changes.gone) == (False, (), (id,))
-    assert policy.apply(changes).refusal(secret).code == "invalid_api_key"
+    assert table.apply(changes).refusal(secret).code == "invalid_api_key"
 
 
 async def test_a_worker_that_is_far_behind_a_deletion_reads_everything_anew(
@@ -151,7 +151,7 @@ async def test_a_team_must_exist_have_a_name_of_its_own_and_no_keys_when_it_goes
         await registry.delete_team(team.id, BY)
     await registry.revoke_key(record.key.id, BY)
     await registry.delete_team(team.id, BY)
-    assert (await policy_of(store)).team(team.id) is None
+    assert (await key_table_of(store)).team(team.id) is None
 
 
 async def test_keys_are_listed_by_team_and_name_page_by_page(store: Store) -> None:
@@ -194,7 +194,7 @@ async def test_a_change_whose_audit_record_cannot_be_written_does_not_happen(
     await store.write(_statements("ALTER TABLE ridgeline_audit RENAME TO ridgeline_audit_away"))
     with pytest.raises((StoreUnavailable, asyncpg.PostgresError)):
         await registry.revoke_key(record.key.id, BY)
-    assert (await policy_of(store)).lookup(secret) == record.key
+    assert (await key_table_of(store)).lookup(secret) == record.key
     assert await store.version() == version
 
 
@@ -230,7 +230,7 @@ async def test_gateways_that_start_at_once_make_the_tables_once_and_share_a_secr
     await asyncio.gather(*(store.prepare() for store in stores))
     assert len({store.server_secret for store in stores}) == 1
     _, secret = await Registry(stores[0]).create_key(lambda id: Key(id, "app"), BY)
-    assert (await policy_of(stores[5])).lookup(secret) is not None
+    assert (await key_table_of(stores[5])).lookup(secret) is not None
     await asyncio.gather(*(store.close() for store in stores))
 
 

@@ -8,17 +8,17 @@ import time
 from pathlib import Path
 
 from ridgeline.gateway.tenants.config import StoreConfig
+from ridgeline.gateway.tenants.key_watch import KeyWatch
 from ridgeline.gateway.tenants.store import Store
-from ridgeline.gateway.tenants.watch import PolicyWatch
 
 
 async def main(url: str, state_dir: str, secret: str) -> None:
-    watch = PolicyWatch(Store(StoreConfig(url=url), Path(state_dir)))
+    watch = KeyWatch(Store(StoreConfig(url=url), Path(state_dir)))
     await watch.start()
     last = None
     while True:
-        key = watch.policy.lookup(secret)
-        known = f"{key.name} {key.limits.requests_per_minute}" if key else watch.policy.refusal(secret).code
+        key = watch.table.lookup(secret)
+        known = f"{key.name} {key.limits.requests_per_minute}" if key else watch.table.refusal(secret).code
         if known != last:
             print(f"{time.time():.3f} {known}", flush=True)
         last = known

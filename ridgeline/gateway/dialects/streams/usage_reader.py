@@ -12,7 +12,7 @@ from typing import Any, Literal
 
 import msgspec
 
-from ridgeline.gateway.accounting.estimate import weight
+from ridgeline.gateway.accounting.token_formula import weight
 from ridgeline.gateway.accounting.usage import Usage
 from ridgeline.gateway.body import Fields, field, raw
 from ridgeline.gateway.dialects.counts import Counts

@@ -1,6 +1,6 @@
-"""PolicyWatch: keeps one worker's policy up to date by polling the store's version four times a second.
+"""KeyWatch: keeps one worker's KeyTable up to date by polling the store's version four times a second.
 
-While the store is unreachable the last policy stays in use, and `snapshot` has its age. With PostgreSQL a
+While the store is unreachable the last table stays in use, and `snapshot` has its age. With PostgreSQL a
 copy is kept in the state directory, so that a worker that starts in the meantime has the keys too.
 """
 
@@ -13,8 +13,8 @@ import time
 from collections.abc import Callable
 
 from ridgeline.gateway.tenants.errors import StoreError, StoreUnavailable
-from ridgeline.gateway.tenants.policy import Policy
-from ridgeline.gateway.tenants.policy_copy import FILE, read_copy, write_copy
+from ridgeline.gateway.tenants.key_table import KeyTable
+from ridgeline.gateway.tenants.key_table_copy import FILE, read_copy, write_copy
 from ridgeline.gateway.tenants.store import Store
 
 log = logging.getLogger(__name__)
@@ -23,10 +23,10 @@ COPY_SHARE = 0.05  # most of a thread's time for copies, while keys change all t
 STALE_S = 1.0  # after this time without the store, a revocation elsewhere may be unknown here
 
 
-class PolicyWatch:
-    def __init__(self, store: Store, *, changed: Callable[[Policy], None] | None = None) -> None:
-        """changed: called on the event loop after each change, with the new policy."""
-        self.policy = Policy("")  # empty
+class KeyWatch:
+    def __init__(self, store: Store, *, changed: Callable[[KeyTable], None] | None = None) -> None:
+        """changed: called on the event loop after each change, with the new table."""
+        self.table = KeyTable("")  # empty
         self._store = store
         self._changed = changed
         self._copy = store.state_dir / FILE if store.is_shared else None
@@ -39,7 +39,7 @@ class PolicyWatch:
         self._failures = 0
 
     async def start(self) -> None:
-        """Returns when a policy is loaded. StoreUnavailable if neither the store nor a copy has one."""
+        """Returns when a table is loaded. StoreUnavailable if neither the store nor a copy has one."""
         try:
             await self.refresh()
         except StoreUnavailable:
@@ -48,10 +48,10 @@ class PolicyWatch:
                 raise
             self._failures += 1
             self._is_copy = True
-            self.policy = copy
+            self.table = copy
             log.warning("the store is unreachable; using the copy of keys and teams in the state directory")
         await self._keep_copy()
-        self._task = asyncio.create_task(self._poll(), name="policy-watch")
+        self._task = asyncio.create_task(self._poll(), name="key-watch")
 
     async def stop(self) -> None:
         if self._task is not None:
@@ -61,21 +61,21 @@ class PolicyWatch:
             self._task = None
 
     async def refresh(self) -> bool:
-        """Poll now; True if something has changed. StoreUnavailable: the policy stays unchanged."""
+        """Poll now; True if something has changed. StoreUnavailable: the table stays unchanged."""
         async with self._refreshing:  # older changes are never applied after newer ones
             await self._store.prepare()
-            if self.policy.version == 0 or self._is_copy:
-                self.policy = Policy(self._store.server_secret).apply(await self._store.changes(0))
+            if self.table.version == 0 or self._is_copy:
+                self.table = KeyTable(self._store.server_secret).apply(await self._store.changes(0))
                 self._is_copy = False
-            elif await self._store.version() == self.policy.version:
+            elif await self._store.version() == self.table.version:
                 self._asked_at = time.monotonic()
                 return False
             else:
-                self.policy.apply(await self._store.changes(self.policy.version))
+                self.table.apply(await self._store.changes(self.table.version))
             self._asked_at = time.monotonic()
         self._is_copied = False
         if self._changed is not None:
-            self._changed(self.policy)
+            self._changed(self.table)
         return True
 
     @property
@@ -83,10 +83,10 @@ class PolicyWatch:
         return time.monotonic() - self._asked_at > STALE_S
 
     def snapshot(self) -> dict[str, float]:
-        """For metrics: the greatest age of the policy, and the number of failed polls."""
+        """For metrics: the greatest age of the table, and the number of failed polls."""
         age = time.monotonic() - self._asked_at
         return {
-            "policy_version": self.policy.version,
+            "policy_version": self.table.version,
             "policy_age_s": age,  # infinite: the store has never answered
             "store_up": float(not self.is_stale),
             "store_failures": self._failures,
@@ -121,7 +121,7 @@ class PolicyWatch:
             return
         self._is_copied = True
         try:
-            await asyncio.to_thread(write_copy, self._copy, self._store.server_secret, self.policy.contents())
+            await asyncio.to_thread(write_copy, self._copy, self._store.server_secret, self.table.contents())
         except OSError as error:
             log.warning("%s: cannot be written: %s", self._copy, error.strerror)
         ended = time.monotonic()

@@ -18,12 +18,12 @@ import pytest
 from ridgeline.gateway.tenants.config import StoreConfig
 from ridgeline.gateway.tenants.digest import new_secret
 from ridgeline.gateway.tenants.errors import StoreUnavailable
+from ridgeline.gateway.tenants.key_table import Changes, KeyEntry, KeyTable, Secret
+from ridgeline.gateway.tenants.key_table_copy import FILE, read_copy, write_copy
+from ridgeline.gateway.tenants.key_watch import KeyWatch
 from ridgeline.gateway.tenants.keys import Key, Limits, Team
-from ridgeline.gateway.tenants.policy import Changes, KeyEntry, Policy, Secret
-from ridgeline.gateway.tenants.policy_copy import FILE, read_copy, write_copy
 from ridgeline.gateway.tenants.registry import Registry
 from ridgeline.gateway.tenants.store import Store
-from ridgeline.gateway.tenants.watch import PolicyWatch
 from tests.gateway.services import OwnPostgres
 from tests.gateway.tenants.conftest import BY
 from tests.gateway.waiting import until
@@ -33,9 +33,9 @@ WAIT_S = 20.0
 
 @contextlib.asynccontextmanager
 async def watching(
-    store: Store, changed: Callable[[Policy], None] | None = None
-) -> AsyncIterator[PolicyWatch]:
-    watch = PolicyWatch(store, changed=changed)
+    store: Store, changed: Callable[[KeyTable], None] | None = None
+) -> AsyncIterator[KeyWatch]:
+    watch = KeyWatch(store, changed=changed)
     await watch.start()
     try:
         yield watch
@@ -84,10 +84,10 @@ async def test_every_process_on_a_store_sees_a_change_and_then_a_revocation(
 
 async def test_a_change_is_told_and_only_once(store: Store) -> None:
     told: list[int] = []
-    async with watching(store, lambda policy: told.append(policy.version)) as watch:
-        first = watch.policy.version
+    async with watching(store, lambda table: told.append(table.version)) as watch:
+        first = watch.table.version
         await Registry(store).create_team(lambda id: Team(id, "red"), BY)
-        await until(lambda: watch.policy.version != first)
+        await until(lambda: watch.table.version != first)
         assert await watch.refresh() is False
         assert told == [first, first + 1]
         assert not watch.is_stale
@@ -98,9 +98,9 @@ async def test_a_store_put_back_from_a_backup_is_read_anew(store: Store) -> None
     registry = Registry(store)
     async with watching(store) as watch:
         _, secret = await registry.create_key(lambda id: Key(id, "app"), BY)
-        await until(lambda: watch.policy.lookup(secret) is not None)
+        await until(lambda: watch.table.lookup(secret) is not None)
         await store.write(_without_keys())
-        await until(lambda: watch.policy.lookup(secret) is None)
+        await until(lambda: watch.table.lookup(secret) is None)
 
 
 async def test_keys_stay_known_while_postgresql_is_away_also_to_workers_that_start_meanwhile(
@@ -116,18 +116,18 @@ async def test_keys_stay_known_while_postgresql_is_away_also_to_workers_that_sta
             assert secret not in (tmp_path / FILE).read_text()
             own.stop()
             await until(lambda: watch.is_stale and watch.snapshot()["store_failures"] > 0)
-            assert watch.policy.lookup(secret) == record.key
+            assert watch.table.lookup(secret) == record.key
             with pytest.raises(StoreUnavailable):
                 await Registry(store).revoke_key(record.key.id, BY)
             async with watching(second) as other:
-                assert other.policy.lookup(secret) == record.key
+                assert other.table.lookup(secret) == record.key
                 assert other.is_stale
                 with pytest.raises(StoreUnavailable):  # nothing is known of it anywhere
-                    await PolicyWatch(Store(replace(config), tmp_path / "elsewhere")).start()
+                    await KeyWatch(Store(replace(config), tmp_path / "elsewhere")).start()
                 own.start()
                 await Registry(later).revoke_key(record.key.id, BY)
-                await until(lambda: watch.policy.lookup(secret) is None)
-                await until(lambda: other.policy.lookup(secret) is None and not other.is_stale)
+                await until(lambda: watch.table.lookup(secret) is None)
+                await until(lambda: other.table.lookup(secret) is None and not other.is_stale)
     finally:
         for one in (store, second, later):
             await one.close()

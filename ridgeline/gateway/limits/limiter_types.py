@@ -153,10 +153,10 @@ class Reservation:
 
 def limited_only(subjects: Sequence[Subject]) -> list[Subject]:
     """The subjects that have any limit."""
-    return [subject for subject in subjects if subject.limits != _NONE]
+    return [subject for subject in subjects if subject.limits != NO_LIMITS]
 
 
-_NONE = Limits()
+NO_LIMITS = Limits()
 
 
 def has_budget(subject: Subject) -> bool:

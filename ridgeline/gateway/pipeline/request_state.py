@@ -1,7 +1,7 @@
-"""GatewayExchange: one request at the gateway, from its arrival to its row. DeadlineSweep: ends late ones.
+"""RequestState: one request of a client at the gateway, from its arrival to its row.
 
-The app makes it, the handlers fill it in. A disconnected client and a passed deadline both end it by
-cancelling its task, wherever it waits: for a body, a limit, a slot, an upstream or a slow reader.
+The app makes it, the handlers fill it in. A disconnected client and a passed deadline (`deadline_sweep`) both
+end it by cancelling its task, wherever it waits: for a body, a limit, a slot, an upstream or a slow reader.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ from ridgeline.gateway.accounting.usage import Usage
 from ridgeline.gateway.body import Fields
 from ridgeline.gateway.clock import unix_s
 from ridgeline.gateway.errors import BadRequest, ClientGone, GatewayError
-from ridgeline.gateway.limits.limiter import Reservation
+from ridgeline.gateway.limits.held_bytes import Held, HeldBytes
+from ridgeline.gateway.limits.limiter_types import Reservation
 from ridgeline.gateway.objects.spool import Spool
 from ridgeline.gateway.observe.trace import Trace
 from ridgeline.gateway.pipeline.endpoints import Place
-from ridgeline.gateway.pipeline.held_bytes import Held, HeldBytes
 from ridgeline.gateway.tenants.keys import Key, Team
 from ridgeline.gateway.upstreams.opened import Attempt, Opened
 from ridgeline.gateway.upstreams.outgoing import Target
@@ -33,7 +33,6 @@ Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
 Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
 Headers = list[tuple[bytes, bytes]]
 
-SWEEP_S = 0.1
 ANONYMOUS = Key("anonymous", "anonymous")  # for requests without a key, if allowed
 
 
@@ -48,7 +47,7 @@ class Begun:
     is_booked: bool = False
 
 
-class GatewayExchange:
+class RequestState:
     __slots__ = (
         "answer",
         "arrived",
@@ -220,31 +219,6 @@ class GatewayExchange:
         connection = self.connection
         if connection.flow.read_paused and not connection.pipeline:
             connection.flow.resume_reading()  # the last piece was large; an unread socket reports no close
-
-
-class DeadlineSweep:
-    """All running exchanges; ends those past their deadline. A timer for each would cost more."""
-
-    def __init__(self) -> None:
-        self.live: set[GatewayExchange] = set()
-        self._handle: asyncio.TimerHandle | None = None
-
-    def start(self) -> None:
-        self._handle = asyncio.get_running_loop().call_later(SWEEP_S, self._sweep)
-
-    def stop(self) -> None:
-        if self._handle is not None:
-            self._handle.cancel()
-
-    def end_all(self, error: GatewayError) -> None:
-        for exchange in list(self.live):
-            exchange.end_with(error)
-
-    def _sweep(self) -> None:
-        now = time.monotonic()
-        for exchange in [one for one in self.live if now > one.deadline]:
-            exchange.expire()
-        self.start()
 
 
 def _too_large(max_bytes: int) -> BadRequest:

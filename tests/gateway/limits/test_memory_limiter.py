@@ -12,8 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ridgeline.gateway.errors import BadRequest, Forbidden, Limited, Unavailable
-from ridgeline.gateway.limits.limiter import PICODOLLARS, Reservation, Subject, duration
-from ridgeline.gateway.limits.memory import MemoryLimiter
+from ridgeline.gateway.limits.limiter_types import PICODOLLARS, Reservation, Subject, duration
+from ridgeline.gateway.limits.memory_limiter import MemoryLimiter
 from ridgeline.gateway.tenants.keys import Limits
 
 T = TypeVar("T")

@@ -9,7 +9,7 @@ import msgspec
 import pytest
 
 from ridgeline.gateway.body import read_fields
-from ridgeline.gateway.pipeline.reservations import MostUsed, most_used
+from ridgeline.gateway.pipeline.most_used import MostUsed, most_used
 from ridgeline.gateway.tenants.keys import Limits
 from tests.gateway.stage import CHAT, asking, staged
 

@@ -1,4 +1,4 @@
-"""Policy: every key and team, in memory, for lookups on each request. Never waits, never queries the store.
+"""KeyTable: every key and team, in memory, for lookups on each request. Never waits, never queries the store.
 
 Belongs to one event loop: `apply` applies changes between two requests; its cost depends on the number of
 changes, not of keys.
@@ -44,7 +44,7 @@ class _Access(msgspec.Struct, frozen=True, gc=False):
     until: float  # unix seconds; the end of the key or of this secret, whichever comes first
 
 
-class Policy:
+class KeyTable:
     """The keys and teams of a gateway, to be looked up in about a microsecond."""
 
     def __init__(self, server_secret: str) -> None:
@@ -99,7 +99,7 @@ class Policy:
     def teams(self) -> Iterable[Team]:
         return self._teams.values()
 
-    def apply(self, changes: Changes) -> Policy:
+    def apply(self, changes: Changes) -> KeyTable:
         """Apply the changes; returns itself."""
         if changes.whole:
             self._accesses, self._keys, self._teams = {}, {}, {}

@@ -16,7 +16,7 @@ from functools import partial
 
 from ridgeline.gateway.limits.config import RedisConfig
 from ridgeline.gateway.limits.leases import Leases
-from ridgeline.gateway.limits.limiter import (
+from ridgeline.gateway.limits.limiter_types import (
     DAY_MS,
     Refusal,
     Reservation,

@@ -16,7 +16,7 @@ from typing import NamedTuple
 
 from ridgeline.gateway.clock import unix_s
 from ridgeline.gateway.limits.counts import Cell, Counts
-from ridgeline.gateway.limits.limiter import (
+from ridgeline.gateway.limits.limiter_types import (
     BUCKET_MS,
     Refusal,
     Reservation,

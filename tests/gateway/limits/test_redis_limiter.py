@@ -11,14 +11,14 @@ from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from ridgeline.gateway.errors import GatewayError, Limited
-from ridgeline.gateway.limits.limiter import (
+from ridgeline.gateway.limits.limiter_types import (
     PICODOLLARS,
     Limiter,
     Reservation,
     Subject,
 )
-from ridgeline.gateway.limits.memory import MemoryLimiter
-from ridgeline.gateway.limits.redis import RedisLimiter
+from ridgeline.gateway.limits.memory_limiter import MemoryLimiter
+from ridgeline.gateway.limits.redis_limiter import RedisLimiter
 from ridgeline.gateway.limits.resp import Done
 from ridgeline.gateway.tenants.keys import Limits
 from tests.gateway.limits.shared_redis import MIDNIGHT_MS, call, config, limiter, run, settled

@@ -1,6 +1,6 @@
-"""Estimates: fills in usage that an upstream may bill but has not reported.
+"""UsageEstimates: fills in usage that an upstream may bill but has not reported.
 
-Texts are counted with the tokenizer of [[models]], else by the formula of `accounting.estimate`.
+Texts are counted with the tokenizer of [[models]], else by the formula of `accounting.token_formula`.
 """
 
 from __future__ import annotations
@@ -11,14 +11,14 @@ import time
 from pathlib import Path
 from typing import NamedTuple
 
-from ridgeline.gateway.accounting.estimate import (
+from ridgeline.gateway.accounting.row import LedgerRow
+from ridgeline.gateway.accounting.token_formula import (
     PROMPT_FIELDS,
     answer_tokens,
     answer_tokens_so_far,
     prompt_tokens,
     unseen_tokens,
 )
-from ridgeline.gateway.accounting.row import LedgerRow
 from ridgeline.gateway.accounting.tokenizer_counts import TokenizerCounts, unescaped
 from ridgeline.gateway.accounting.usage import Usage
 from ridgeline.gateway.body import Fields
@@ -26,9 +26,9 @@ from ridgeline.gateway.dialects.counts import AUDIO
 from ridgeline.gateway.errors import GatewayError
 from ridgeline.gateway.objects.audio_length import audio_length_s
 from ridgeline.gateway.offload.offload import LARGE, plain
-from ridgeline.gateway.pipeline.exchange import GatewayExchange
+from ridgeline.gateway.pipeline.most_used import GENERATING, most_used
 from ridgeline.gateway.pipeline.parts import Parts
-from ridgeline.gateway.pipeline.reservations import GENERATING, most_used
+from ridgeline.gateway.pipeline.request_state import RequestState
 from ridgeline.gateway.upstreams.outgoing import Target
 
 FREE = frozenset({"count_tokens"})  # kinds that no provider bills
@@ -44,54 +44,52 @@ class OutputBound(NamedTuple):
     limit: int | None
 
 
-class Estimates:
+class UsageEstimates:
     def __init__(self, parts: Parts) -> None:
         self._catalog, self._prices = parts.catalog, parts.prices
         self._offload = parts.offload
         self._counts = TokenizerCounts()
         self._weighing = asyncio.Lock()  # of one piece of an answer: bounds the time on the event loop
 
-    def is_due(self, exchange: GatewayExchange) -> bool:
+    def is_due(self, request: RequestState) -> bool:
         """Whether an upstream may bill the request and has not reported all of its usage."""
-        if exchange.place.endpoint.kind in FREE:
+        if request.place.endpoint.kind in FREE:
             return False
-        if exchange.usage is not None:
-            return exchange.usage.source == "estimated"
-        return exchange.late_usage or exchange.answer is not None
+        if request.usage is not None:
+            return request.usage.source == "estimated"
+        return request.late_usage or request.answer is not None
 
-    def is_slow(self, exchange: GatewayExchange) -> bool:
+    def is_slow(self, request: RequestState) -> bool:
         """Whether the count needs a tokenizer, in a thread or an offload process, or many steps."""
-        if not self.is_due(exchange):
+        if not self.is_due(request):
             return False
-        has_tokenizer = (
-            exchange.place.endpoint.kind not in AUDIO and self._tokenizer_file(exchange) is not None
-        )
-        return has_tokenizer or self.is_long(exchange)
+        has_tokenizer = request.place.endpoint.kind not in AUDIO and self._tokenizer_file(request) is not None
+        return has_tokenizer or self.is_long(request)
 
-    def is_long(self, exchange: GatewayExchange) -> bool:
+    def is_long(self, request: RequestState) -> bool:
         """Whether the answer is too long for one step."""
-        return len(self._written(exchange)) > LARGE
+        return len(self._written(request)) > LARGE
 
-    async def fill(self, exchange: GatewayExchange) -> None:
-        file = self._tokenizer_file(exchange)
-        if file is None or exchange.place.endpoint.kind in AUDIO:
-            await self.fill_by_formula(exchange)
+    async def fill(self, request: RequestState) -> None:
+        file = self._tokenizer_file(request)
+        if file is None or request.place.endpoint.kind in AUDIO:
+            await self.fill_by_formula(request)
             return
-        fields = plain({name: exchange.fields[name] for name in PROMPT_FIELDS if name in exchange.fields})
-        answer, texts = exchange.answer, exchange.texts
+        fields = plain({name: request.fields[name] for name in PROMPT_FIELDS if name in request.fields})
+        answer, texts = request.answer, request.texts
         if sum(map(len, (*fields.values(), answer or b"", *texts))) > LARGE:
-            counted = await self._offload.run(exchange.tenant, "count_tokens", file, fields, answer, texts)
+            counted = await self._offload.run(request.tenant, "count_tokens", file, fields, answer, texts)
         else:
             counted = await asyncio.to_thread(self._counts.count, file, fields, answer, texts)
-        self._fill(exchange, *counted)
+        self._fill(request, *counted)
 
-    async def fill_by_formula(self, exchange: GatewayExchange) -> None:
+    async def fill_by_formula(self, request: RequestState) -> None:
         """Estimate a long answer piece by piece, and yield to the event loop between pieces."""
-        if not self.is_long(exchange):
-            self.fill_now(exchange)
+        if not self.is_long(request):
+            self.fill_now(request)
             return
         answered = 0
-        steps = answer_tokens_so_far(self._written(exchange))
+        steps = answer_tokens_so_far(self._written(request))
         while True:
             async with self._weighing:
                 step = next(steps, None)
@@ -99,95 +97,95 @@ class Estimates:
             if step is None:
                 break
             answered = step
-        self._fill_by_formula(exchange, answered)
+        self._fill_by_formula(request, answered)
 
-    def fill_now(self, exchange: GatewayExchange) -> None:
+    def fill_now(self, request: RequestState) -> None:
         """By the formula, in one step."""
-        self._fill_by_formula(exchange, answer_tokens(self._written(exchange)))
+        self._fill_by_formula(request, answer_tokens(self._written(request)))
 
-    def _fill_by_formula(self, exchange: GatewayExchange, answered: int) -> None:
-        if exchange.place.endpoint.kind in AUDIO:
-            self._fill_audio(exchange, answered)
+    def _fill_by_formula(self, request: RequestState, answered: int) -> None:
+        if request.place.endpoint.kind in AUDIO:
+            self._fill_audio(request, answered)
         else:
-            self._fill(exchange, self.input_tokens(exchange), answered)
+            self._fill(request, self.input_tokens(request), answered)
 
-    def _written(self, exchange: GatewayExchange) -> bytes:
+    def _written(self, request: RequestState) -> bytes:
         """The answer if it is text of the model; vectors, scores and audio are not."""
-        kind = exchange.place.endpoint.kind
+        kind = request.place.endpoint.kind
         is_text = kind in GENERATING or (kind in AUDIO and kind != "speech")
-        return exchange.answer or b"" if is_text else b""
+        return request.answer or b"" if is_text else b""
 
-    def input(self, exchange: GatewayExchange, model: str, target: Target) -> Usage:
+    def input(self, request: RequestState, model: str, target: Target) -> Usage:
         """The input of a request, in the units of this target's price."""
-        kind = exchange.place.endpoint.kind
+        kind = request.place.endpoint.kind
         if kind not in AUDIO:
-            return Usage(self.input_tokens(exchange))
+            return Usage(self.input_tokens(request))
         prices = self._prices.of(model, target.upstream, target.model)
-        used = self.audio(exchange)
+        used = self.audio(request)
         if kind == "speech" and not prices.character and (prices.fresh or prices.out):
-            used.tokens_in = self.input_tokens(exchange)
+            used.tokens_in = self.input_tokens(request)
             used.tokens_out = used.audio_out = math.ceil(used.characters / SPOKEN_PER_S * SPEECH_PER_S)
         elif kind != "speech" and not prices.minute and (prices.fresh or prices.audio_in):
             used.tokens_in = used.audio_in = math.ceil(used.audio_ms / 1000 * AUDIO_PER_S)
         return used
 
-    def audio(self, exchange: GatewayExchange) -> Usage:
+    def audio(self, request: RequestState) -> Usage:
         """Audio in the request, and text for speech."""
-        text = exchange.fields.get("input")
-        spoken = exchange.place.endpoint.kind == "speech" and text is not None
+        text = request.fields.get("input")
+        spoken = request.place.endpoint.kind == "speech" and text is not None
         return Usage(
-            audio_ms=exchange.audio_ms,
+            audio_ms=request.audio_ms,
             characters=len(unescaped(bytes(text)[1:-1])) if spoken and text else 0,
         )
 
-    def input_tokens(self, exchange: GatewayExchange) -> int:
-        if exchange.input_estimate is None:
-            exchange.input_estimate = prompt_tokens(exchange.fields)
-        return exchange.input_estimate
+    def input_tokens(self, request: RequestState) -> int:
+        if request.input_estimate is None:
+            request.input_estimate = prompt_tokens(request.fields)
+        return request.input_estimate
 
-    def output_bound(self, exchange: GatewayExchange) -> OutputBound:
-        kind = exchange.place.endpoint.kind
+    def output_bound(self, request: RequestState) -> OutputBound:
+        kind = request.place.endpoint.kind
         if kind not in GENERATING:
             return OutputBound(0, 0)
         try:
-            counts = exchange.prompt_counts
-            answers = most_used(kind, _without_limits(exchange.fields), 0, 1, counts).tokens_out
-            limit = most_used(kind, exchange.fields, 0, 0, counts).tokens_out // max(answers, 1)
+            counts = request.prompt_counts
+            answers = most_used(kind, _without_limits(request.fields), 0, 1, counts).tokens_out
+            limit = most_used(kind, request.fields, 0, 0, counts).tokens_out // max(answers, 1)
         except GatewayError:
             return OutputBound(1, None)
         return OutputBound(answers, limit or None)
 
-    def _fill(self, exchange: GatewayExchange, tokens_in: int, answered: int) -> None:
-        usage = exchange.usage or Usage()
-        bound = self.output_bound(exchange)
+    def _fill(self, request: RequestState, tokens_in: int, answered: int) -> None:
+        usage = request.usage or Usage()
+        bound = self.output_bound(request)
         usage.source = "estimated"
         usage.tokens_in = usage.tokens_in or tokens_in
         if not bound.answers:
             usage.tokens_out = 0
-        elif exchange.answer is not None or answered:
+        elif request.answer is not None or answered:
             usage.tokens_out = answered
         elif not usage.tokens_out:
-            seconds = time.monotonic() - exchange.asked_at
+            seconds = time.monotonic() - request.asked_at
             usage.tokens_out = unseen_tokens(seconds, bound.limit, bound.answers)
-        exchange.usage = usage
+        request.usage = usage
 
-    def _fill_audio(self, exchange: GatewayExchange, answered: int) -> None:
+    def _fill_audio(self, request: RequestState, answered: int) -> None:
         """Seconds and characters are billed; tokens in their place are an estimate."""
-        row = exchange.row
-        used = self.input(exchange, row.model, Target(row.upstream, row.upstream_model))
-        answer = exchange.answer
-        if answer and used.tokens_in and exchange.place.endpoint.kind == "speech":
+        row = request.row
+        used = self.input(request, row.model, Target(row.upstream, row.upstream_model))
+        answer = request.answer
+        if answer and used.tokens_in and request.place.endpoint.kind == "speech":
             seconds, is_known = audio_length_s(lambda at, most: answer[at : at + most], len(answer))
             if is_known:
                 used.tokens_out = used.audio_out = math.ceil(seconds * SPEECH_PER_S)
         elif answer and used.tokens_in:
             used.tokens_out = answered
-        is_told = answer is not None and (exchange.audio_told or not exchange.audio_ms)
+        is_told = answer is not None and (request.audio_told or not request.audio_ms)
         used.source = "counted" if is_told and not used.tokens_in else "estimated"
-        exchange.usage = used
+        request.usage = used
 
-    def _tokenizer_file(self, exchange: GatewayExchange) -> Path | None:
-        model = exchange.row.model
+    def _tokenizer_file(self, request: RequestState) -> Path | None:
+        model = request.row.model
         return self._catalog.find(model).config.tokenizer if model else None
 
 

@@ -9,7 +9,8 @@ import pytest
 
 from ridgeline.cli.gateway.gateway import EXAMPLE_FILE
 from ridgeline.gateway.catalog import Catalog, allows
-from ridgeline.gateway.config import (
+from ridgeline.gateway.errors import NotFound
+from ridgeline.gateway.settings import (
     LISTS,
     SECTIONS,
     GatewaySettings,
@@ -20,7 +21,6 @@ from ridgeline.gateway.config import (
     read_settings,
     to_json,
 )
-from ridgeline.gateway.errors import NotFound
 from ridgeline.gateway.upstreams.outgoing import Target
 from ridgeline.options import OptionError, build, options_of
 

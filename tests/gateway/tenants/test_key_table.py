@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ridgeline.gateway.tenants.digest import SECRET_LENGTH, digester, new_secret
+from ridgeline.gateway.tenants.key_table import Changes, KeyEntry, KeyTable, Secret
 from ridgeline.gateway.tenants.keys import Key, Team
-from ridgeline.gateway.tenants.policy import Changes, KeyEntry, Policy, Secret
 
 SERVER_SECRET = "s" * 64
 
@@ -20,12 +20,12 @@ def digest(secret: str) -> str:
     return hmac.new(SERVER_SECRET.encode(), secret.encode(), hashlib.sha256).hexdigest()
 
 
-def policy(*entries: tuple[Key, dict[str, float | None]], teams: tuple[Team, ...] = ()) -> Policy:
+def key_table(*entries: tuple[Key, dict[str, float | None]], teams: tuple[Team, ...] = ()) -> KeyTable:
     keys = tuple(
         KeyEntry(key, tuple(Secret(digest(secret), until) for secret, until in secrets.items()))
         for key, secrets in entries
     )
-    return Policy(SERVER_SECRET).apply(Changes(1, True, keys, teams))
+    return KeyTable(SERVER_SECRET).apply(Changes(1, True, keys, teams))
 
 
 @given(
@@ -41,7 +41,7 @@ def test_a_digest_is_the_standard_hmac_of_what_could_be_a_key(server_secret: str
 
 def test_a_secret_is_found_by_its_digest_and_nothing_else_is() -> None:
     secret, key = new_secret(), Key("key_1", "app")
-    known = policy((key, {secret: None}))
+    known = key_table((key, {secret: None}))
     assert known.lookup(secret) is key
     others = (
         new_secret(),
@@ -58,7 +58,7 @@ def test_a_secret_is_found_by_its_digest_and_nothing_else_is() -> None:
 def test_expired_revoked_and_rotated_keys_are_refused_with_the_reason() -> None:
     expired, revoked, old, new = (new_secret() for _ in range(4))
     now = time.time()
-    known = policy(
+    known = key_table(
         (Key("key_1", "expired", expires_at=now - 1), {expired: None}),
         (Key("key_2", "revoked", revoked_at=now - 1), {revoked: None}),
         (Key("key_3", "rotated"), {old: now - 1, new: None}),
@@ -77,7 +77,7 @@ def test_expired_revoked_and_rotated_keys_are_refused_with_the_reason() -> None:
 def test_a_rotated_secret_is_valid_within_its_grace_but_not_past_the_keys_own_end() -> None:
     old, other = new_secret(), new_secret()
     now = time.time()
-    known = policy(
+    known = key_table(
         (Key("key_1", "a"), {old: now + 100}),
         (Key("key_2", "b", expires_at=now - 1), {other: now + 100}),
     )
@@ -87,7 +87,7 @@ def test_a_rotated_secret_is_valid_within_its_grace_but_not_past_the_keys_own_en
 
 def test_a_change_replaces_a_keys_secrets_and_leaves_other_keys_alone() -> None:
     first, second, untouched = new_secret(), new_secret(), new_secret()
-    known = policy((Key("key_1", "a"), {first: None}), (Key("key_2", "b"), {untouched: None}))
+    known = key_table((Key("key_1", "a"), {first: None}), (Key("key_2", "b"), {untouched: None}))
     change = KeyEntry(Key("key_1", "renamed"), (Secret(digest(second)),))
     known.apply(Changes(2, False, (change,), (Team("team_1", "t"),)))
     assert known.version == 2
@@ -99,7 +99,7 @@ def test_a_change_replaces_a_keys_secrets_and_leaves_other_keys_alone() -> None:
 
 def test_what_is_gone_is_forgotten_and_a_whole_replaces_all() -> None:
     first, second = new_secret(), new_secret()
-    known = policy(
+    known = key_table(
         (Key("key_1", "a"), {first: None}), (Key("key_2", "b"), {second: None}), teams=(Team("team_1", "t"),)
     )
     known.apply(Changes(2, False, gone=("key_1", "team_1", "key_unknown")))
@@ -112,7 +112,7 @@ def test_what_is_gone_is_forgotten_and_a_whole_replaces_all() -> None:
 
 def test_a_policy_made_of_anothers_contents_knows_the_same() -> None:
     secret = new_secret()
-    known = policy((Key("key_1", "a"), {secret: None}), teams=(Team("team_1", "t"),))
-    copy = Policy(SERVER_SECRET).apply(known.contents())
+    known = key_table((Key("key_1", "a"), {secret: None}), teams=(Team("team_1", "t"),))
+    copy = KeyTable(SERVER_SECRET).apply(known.contents())
     assert copy.lookup(secret) == known.lookup(secret)
     assert copy.team("team_1") == known.team("team_1")

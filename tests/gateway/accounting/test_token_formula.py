@@ -13,8 +13,8 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 from tokenizers import Tokenizer
 
-from ridgeline.gateway.accounting import estimate
-from ridgeline.gateway.accounting.estimate import (
+from ridgeline.gateway.accounting import token_formula
+from ridgeline.gateway.accounting.token_formula import (
     TOKENS_PER_PART,
     answer_tokens,
     answer_tokens_so_far,
@@ -121,7 +121,7 @@ PARTS = (
 def test_an_answer_weighs_the_same_in_steps(parts: list[str]) -> None:
     body = "".join(parts).encode()
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(estimate, "PIECE_BYTES", 300)
+        patch.setattr(token_formula, "PIECE_BYTES", 300)
         steps = list(answer_tokens_so_far(body))
     found = steps[-1] if steps else 0
     has_text = any(text_tokens(text) for text in texts_of(body))

@@ -1,4 +1,4 @@
-"""A copy of the policy in the state directory, for workers that start while PostgreSQL is unreachable.
+"""A copy of the KeyTable in the state directory, for workers that start while PostgreSQL is unreachable.
 
 Digests and the secret they are made with, mode 0600; no key. Written in a thread, a few keys at a time: one
 large piece would hold Python's lock, and with it the event loop, for as long as it takes.
@@ -11,8 +11,8 @@ from pathlib import Path
 
 import msgspec
 
+from ridgeline.gateway.tenants.key_table import Changes, KeyEntry, KeyTable
 from ridgeline.gateway.tenants.keys import Team
-from ridgeline.gateway.tenants.policy import Changes, KeyEntry, Policy
 from ridgeline.gateway.tenants.secret_file import replaced
 
 FILE = "policy-copy.jsonl"
@@ -34,7 +34,7 @@ def write_copy(path: Path, server_secret: str, contents: Changes) -> None:
     replaced(path, _pieces(server_secret, contents))
 
 
-def read_copy(path: Path) -> Policy | None:
+def read_copy(path: Path) -> KeyTable | None:
     """None if there is no complete copy."""
     try:
         head, *lines = path.read_bytes().splitlines()
@@ -45,7 +45,7 @@ def read_copy(path: Path) -> Policy | None:
         return None
     if len(keys) != first.keys:
         return None
-    return Policy(first.server_secret).apply(Changes(first.version, True, keys, first.teams))
+    return KeyTable(first.server_secret).apply(Changes(first.version, True, keys, first.teams))
 
 
 def _pieces(server_secret: str, contents: Changes) -> Iterator[bytes]:

@@ -12,9 +12,9 @@ from typing import Any
 import pytest
 
 from ridgeline.gateway.errors import BadRequest, Limited, Unavailable, UpstreamFailed
-from ridgeline.gateway.limits.handover import HandoverLimiter
-from ridgeline.gateway.limits.limiter import PICODOLLARS, Subject
-from ridgeline.gateway.limits.memory import MemoryLimiter
+from ridgeline.gateway.limits.handover_limiter import HandoverLimiter
+from ridgeline.gateway.limits.limiter_types import PICODOLLARS, Subject
+from ridgeline.gateway.limits.memory_limiter import MemoryLimiter
 from ridgeline.gateway.tenants.keys import Limits
 from tests.patience import PATIENCE_S
 

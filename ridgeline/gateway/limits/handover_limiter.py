@@ -29,8 +29,8 @@ from ridgeline.gateway.limits.handover_messages import (
     read,
     written,
 )
-from ridgeline.gateway.limits.limiter import Reservation, Subject
-from ridgeline.gateway.limits.memory import MemoryLimiter
+from ridgeline.gateway.limits.limiter_types import Reservation, Subject
+from ridgeline.gateway.limits.memory_limiter import MemoryLimiter
 
 ASK_S = 2.0  # for the new worker to answer, beside its wait for the ledger; then the old one counts by itself
 MOST_SUBJECTS = 3  # key, team and model: the ledger may be asked for each

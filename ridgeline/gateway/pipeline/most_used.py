@@ -1,6 +1,6 @@
-"""A request's largest possible usage, and the reservation of its limits before it is sent.
+"""most_used: the most tokens that a request may use, which its limits reserve before it is sent.
 
-`most_used` is an upper estimate from the body alone. It serves single requests and the lines of a batch.
+An upper estimate from the body alone. It serves single requests and the lines of a batch.
 """
 
 from __future__ import annotations
@@ -10,12 +10,7 @@ from typing import NamedTuple
 import msgspec
 
 from ridgeline.gateway.body import Fields, field
-from ridgeline.gateway.catalog import PublicModel
 from ridgeline.gateway.errors import BadRequest
-from ridgeline.gateway.limits.limiter import Reservation, Subject
-from ridgeline.gateway.pipeline.exchange import GatewayExchange
-from ridgeline.gateway.pipeline.parts import Parts
-from ridgeline.gateway.tenants.keys import Key, Limits, Team
 
 GENERATING = frozenset({"chat", "completions", "responses", "messages"})
 OUTPUT_LIMITS = ("max_completion_tokens", "max_tokens", "max_output_tokens")
@@ -24,7 +19,6 @@ SEVERAL_ANSWERS = frozenset({"chat", "completions"})  # kinds with several answe
 BYTES_PER_TOKEN = 4
 MOST_ANSWERS = 1024
 LONGEST_OUTPUT = 10_000_000  # tokens; a larger limit is a mistake
-NO_LIMITS = Limits()
 NULL = msgspec.Raw(b"null")
 
 
@@ -63,24 +57,6 @@ def prompt_counts(kind: str, fields: Fields) -> PromptCounts:
     if kind not in ("completions", "embeddings"):
         return 1, 0
     return _prompts(fields.get("prompt" if kind == "completions" else "input"))
-
-
-def subjects_of(key: Key, team: Team | None, model: PublicModel | None = None) -> list[Subject]:
-    subjects = [Subject("key", key.id, key.limits)]
-    if team is not None:
-        subjects.append(Subject("team", team.id, team.limits))
-    if model is not None and model.limits != NO_LIMITS:
-        subjects.append(Subject("model", model.config.name, model.limits))
-    return subjects
-
-
-async def reserve_request(parts: Parts, exchange: GatewayExchange) -> Reservation:
-    """For a request without tokens: counts one request, and one concurrent request."""
-    assert exchange.key is not None
-    exchange.reservation = reservation = await parts.limiter.reserve(
-        subjects_of(exchange.key, exchange.team), 0, 0, when_unknown=exchange.key.when_limits_unknown
-    )
-    return reservation
 
 
 def _answers(fields: Fields, name: str) -> int:
