@@ -91,8 +91,8 @@ def run(args: argparse.Namespace) -> int:
     if args.print_example:
         print(EXAMPLE_FILE, end="")
         return 0
-    from ridgeline.gateway.settings import LISTS, SECTIONS, GatewaySettings, embedded, read_settings
     from ridgeline.gateway.process.trial import try_certificates, try_parts, try_upstreams
+    from ridgeline.gateway.settings import LISTS, SECTIONS, GatewaySettings, embedded, read_settings
 
     if args.print_schema:
         print(json.dumps(json_schema(SECTIONS, lists=LISTS), indent=2))
