@@ -38,9 +38,15 @@ enum rl_qk_norm {
   RL_QK_NORM_HEAD = 1,       /* of each head, with one weight for all of them */
   RL_QK_NORM_PROJECTION = 2, /* over all heads */
   RL_QK_NORM_HEADS = 3,      /* of each head, with its own weights */
+  RL_QK_NORM_UNIT = 4,       /* of each head after its rotation, without weights */
+  RL_QK_SCALED = 5,          /* no norm: queries are multiplied by a factor of their position */
 };
 enum rl_ffn_kind { RL_FFN_GATED = 0, RL_FFN_PLAIN = 1, RL_FFN_EXPERTS = 2 };
-enum rl_scores { RL_SOFTMAX = 0, RL_SIGMOID = 1 };
+enum rl_scores {
+  RL_SOFTMAX = 0,
+  RL_SIGMOID = 1,
+  RL_SPARSEMIXER = 2, /* each chosen expert has its share of a softmax over those that are left and near it */
+};
 
 /* A packed matrix [n, k]: data as rl_pack_* wrote it, 64-byte aligned, kept by the caller. bias: n floats, or null. */
 typedef struct {
@@ -58,13 +64,14 @@ typedef struct {
 typedef struct {
   int32_t num, per_token;
   int32_t size;               /* of one expert */
-  int32_t scores;             /* rl_scores, over all experts */
+  int32_t scores;             /* rl_scores; the first two over all experts */
   int32_t normalized;         /* the chosen experts' weights are divided by their sum */
   int32_t scales_input;       /* weights multiply an expert's input, not its output */
   int32_t groups, top_groups; /* experts are chosen within the best groups; a group is as good as its two best experts */
   int32_t shared_gate;        /* the sigmoid of one more router output scales the part that all tokens use */
   float scale;                /* of the weights */
   float clamp;                /* 0: none; else g · sigmoid(1.702 · g) · (u + 1), with gate and up limited */
+  float margin;               /* RL_SPARSEMIXER: logits up to this share below the best are near it */
   rl_matrix router;           /* [num, with a shared gate num + 1; hidden] */
   const float* choice_bias;   /* [num], added to the scores for the choice alone; or null */
   rl_matrix gate_up;          /* [num · 2 · size rounded up to 16, hidden], panels alternate */
@@ -76,7 +83,8 @@ typedef struct {
   rl_matrix qkv; /* q rows, then k rows, then v rows; the two halves of a rotated head are [first half, second half] */
   rl_matrix output;
   rl_norm attn_norm, post_attn_norm, ffn_norm, post_ffn_norm;
-  const float *q_norm, *k_norm; /* RL_QK_NORM_HEAD: [head_dim]; else [heads · head_dim] and [kv_heads · head_dim] */
+  const float *q_norm, *k_norm; /* RL_QK_NORM_HEAD: [head_dim]; RL_QK_NORM_UNIT: null; RL_QK_SCALED: q_norm [max_context], the
+                                   factors, and null; else [heads · head_dim] and [kv_heads · head_dim] */
   const float* sinks;           /* [heads]: a score that takes part in the softmax and has no value; or null */
   const float *cosine, *sine;   /* [max_context][rotary_dim / 2] */
   float attention_scale, attention_softcap; /* softcap 0: none */

@@ -32,10 +32,12 @@ std::string attention_flaw(const rl_decoder& d, const rl_layer& layer) {
   std::string flaw = matrix_flaw("qkv", layer.qkv, q_rows + 2 * kv_rows, d.hidden);
   if (flaw.empty()) flaw = matrix_flaw("output", layer.output, d.hidden, q_rows);
   if (!flaw.empty()) return flaw;
-  if (layer.qk_norm < RL_QK_PLAIN || layer.qk_norm > RL_QK_NORM_HEADS)
+  if (layer.qk_norm < RL_QK_PLAIN || layer.qk_norm > RL_QK_SCALED)
     return "no such qk_norm: " + std::to_string(layer.qk_norm);
-  const bool normed = layer.qk_norm != RL_QK_PLAIN;
-  if (!layer.q_norm == normed || !layer.k_norm == normed) return "q_norm and k_norm come together, and with a qk_norm";
+  const bool weighted = layer.qk_norm != RL_QK_PLAIN && layer.qk_norm != RL_QK_NORM_UNIT, scaled = layer.qk_norm == RL_QK_SCALED;
+  if (scaled && (!layer.q_norm || layer.k_norm)) return "scaled queries have factors in q_norm, and no k_norm";
+  if (!scaled && (!layer.q_norm == weighted || !layer.k_norm == weighted))
+    return "q_norm and k_norm come together, and with a qk_norm";
   if (layer.rotary_dim < 0 || layer.rotary_dim % 2 || layer.rotary_dim > d.head_dim)
     return "a rotary size of " + std::to_string(layer.rotary_dim);
   if (layer.rotary_dim && (!layer.cosine || !layer.sine)) return "the rotary tables are missing";
@@ -54,7 +56,9 @@ std::string experts_flaw(const rl_decoder& d, const rl_experts& e) {
   if (e.num % e.groups) return "the groups cannot share the experts evenly";
   if (e.top_groups > e.groups || int64_t(e.top_groups) * (e.num / e.groups) < e.per_token)
     return "the best " + std::to_string(e.top_groups) + " groups have too few experts";
-  if (e.scores != RL_SOFTMAX && e.scores != RL_SIGMOID) return "no such scores: " + std::to_string(e.scores);
+  if (e.scores < RL_SOFTMAX || e.scores > RL_SPARSEMIXER) return "no such scores: " + std::to_string(e.scores);
+  if (e.scores == RL_SPARSEMIXER && (e.groups > 1 || e.choice_bias || !(e.margin >= 0)))
+    return "sparsemixer knows no groups and no bias of the choice, and its margin is not below 0";
   if (!(e.clamp >= 0)) return "a clamp below 0";
   if (e.size % kGroup && e.size > (1 << 14)) return "rows of " + std::to_string(e.size) + " weights are no whole groups of 32";
   std::string flaw = matrix_flaw("router", e.router, e.num + (e.shared_gate ? 1 : 0), d.hidden);

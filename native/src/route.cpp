@@ -40,11 +40,29 @@ void keep_groups(const rl_experts& e, float* choice, float* merits) {
     if (merits[group] > kNever) std::fill_n(choice + group * size, size, kNever);
 }
 
+// Each time the best expert that is left, with its share of a softmax over those that are left and near it.
+void sparsemixer(const rl_experts& e, const float* logits, float* left, int32_t* chosen, float* shares) {
+  for (int i = 0; i < e.num; i++) left[i] = logits[i] > kLeast ? logits[i] : kLeast;  // also where it is not a number
+  for (int place = 0; place < e.per_token; place++) {
+    const int expert = best_of(left, e.num);
+    const float best = left[expert];
+    float total = 0.0f;
+    for (int i = 0; i < e.num; i++) {
+      const bool far = (best - logits[i]) / std::max(std::fabs(logits[i]), best) > e.margin;
+      if (left[i] > kNever && !far) total += std::exp(logits[i] - best);
+    }
+    left[expert] = kNever;
+    chosen[place] = expert;
+    shares[place] = 1.0f / total;
+  }
+}
+
 }  // namespace
 
 void route(const rl_experts& e, float* scores, int32_t* chosen, float* shares) {
   const int stride = round_up(e.num + 1, kPanel);
   float* choice = scores + stride;
+  if (e.scores == RL_SPARSEMIXER) return sparsemixer(e, scores, choice, chosen, shares);
   if (e.scores == RL_SOFTMAX) softmax(scores, e.num);
   else
     for (int i = 0; i < e.num; i++) scores[i] = 1.0f / (1.0f + std::exp(-scores[i]));

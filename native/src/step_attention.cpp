@@ -1,10 +1,22 @@
 // A step's attention: norm, rotation and cache of each head, then the units of queries that share a KV head.
 #include <algorithm>
+#include <cmath>
 #include <cstring>
 
 #include "step.h"
 
 namespace ridgeline {
+namespace {
+
+// An RMSNorm without weights.
+void to_unit(float* head, int dim, float eps) {
+  float squares = 0.0f;
+  for (int i = 0; i < dim; i++) squares += head[i] * head[i];
+  const float scale = 1.0f / std::sqrt(squares / float(dim) + eps);
+  for (int i = 0; i < dim; i++) head[i] *= scale;
+}
+
+}  // namespace
 
 // A decode reads keys of earlier steps and its own, so that one thread can turn, store and attend without meeting
 // the others; the tokens of a prefill read each other's.
@@ -30,8 +42,11 @@ void Step::rotate_and_store(int index, int token, int head) {
   float* key = row + (spec_.heads + head) * dim;
   const bool normed = layer.qk_norm == RL_QK_NORM_HEAD || layer.qk_norm == RL_QK_NORM_HEADS;
   const int own = layer.qk_norm == RL_QK_NORM_HEADS ? dim : 0;  // weights from one head to the next
-  for (int h = head * group; h < (head + 1) * group; h++)
+  for (int h = head * group; h < (head + 1) * group; h++) {
     turn(layer, row + h * dim, normed ? layer.q_norm + h * own : nullptr, position);
+    if (layer.qk_norm == RL_QK_SCALED)
+      for (int i = 0; i < dim; i++) row[h * dim + i] *= layer.q_norm[position];
+  }
   turn(layer, key, normed ? layer.k_norm + head * own : nullptr, position);
   const int32_t* table = block_table(token);
   const KvHead kv = m_.kv_head(index, head, table);
@@ -46,6 +61,7 @@ void Step::turn(const rl_layer& layer, float* head, const float* norm, int posit
   const size_t half = size_t(layer.rotary_dim) / 2;
   if (norm) apply_norm({norm, nullptr}, head, spec_.head_dim, head);
   if (half) k_.rope(head, layer.cosine + position * half, layer.sine + position * half, layer.rotary_dim);
+  if (layer.qk_norm == RL_QK_NORM_UNIT) to_unit(head, spec_.head_dim, spec_.norm_eps);
 }
 
 void Step::attend(int index, const AttentionUnit& unit) {

@@ -119,16 +119,20 @@ class ReferenceDecoder {
     const rl_experts& e = layer.experts;
     if (e.shared_gate)
       for (double& value : out) value /= 1 + std::exp(-routed[size_t(e.num)]);
-    std::vector<double> scores(routed.begin(), routed.begin() + e.num);
+    const std::vector<double> logits(routed.begin(), routed.begin() + e.num);
+    std::vector<double> scores = logits;
     double sum = 0;
     for (double& score : scores) sum += std::exp(score);
-    for (double& score : scores) score = e.scores == RL_SOFTMAX ? std::exp(score) / sum : 1 / (1 + std::exp(-score));
+    for (double& score : scores) score = e.scores == RL_SIGMOID ? 1 / (1 + std::exp(-score)) : std::exp(score) / sum;
     const std::vector<int> chosen = choice(e, scores);
     double total = 0;
     for (int expert : chosen) total += scores[size_t(expert)];
     const int gate_rows = e.gate_up.n / e.num, down_rows = e.down.n / e.num;
+    std::vector<int> before;
     for (int expert : chosen) {
-      const double share = scores[size_t(expert)] / (e.normalized ? total : 1) * e.scale;
+      const double share = e.scores == RL_SPARSEMIXER ? share_of_near(e, logits, before, expert)
+                                                      : scores[size_t(expert)] / (e.normalized ? total : 1) * e.scale;
+      before.push_back(expert);
       Rows row{x};
       for (double& value : row[0]) value *= e.scales_input ? share : 1;
       const std::vector<double> both = times(e.gate_up, row, expert * gate_rows, gate_rows)[0];
@@ -136,6 +140,17 @@ class ReferenceDecoder {
       const std::vector<double> result = times(e.down, row, expert * down_rows, d_.hidden)[0];
       for (size_t i = 0; i < out.size(); i++) out[i] += result[i] * (e.scales_input ? 1 : share);
     }
+  }
+
+  // Of a softmax over the experts that are not among those chosen before, and near this one, which is the best of them.
+  static double share_of_near(const rl_experts& e, const std::vector<double>& logits, const std::vector<int>& before, int expert) {
+    const double best = logits[size_t(expert)];
+    double total = 0;
+    for (int i = 0; i < e.num; i++) {
+      const double distance = (best - logits[size_t(i)]) / std::max(std::fabs(logits[size_t(i)]), best);
+      if (std::find(before.begin(), before.end(), i) == before.end() && !(distance > e.margin)) total += std::exp(logits[size_t(i)] - best);
+    }
+    return 1 / total;
   }
 
   // The experts with the largest scores, choice bias included, of the groups whose two best experts have the largest sum.
@@ -160,13 +175,17 @@ class ReferenceDecoder {
   }
 
   void turn(const rl_layer& layer, double* head, const float* weight, size_t position) const {
-    if (weight && layer.qk_norm != RL_QK_NORM_PROJECTION) norm(head, weight, nullptr, d_.head_dim);
+    if (weight && (layer.qk_norm == RL_QK_NORM_HEAD || layer.qk_norm == RL_QK_NORM_HEADS)) norm(head, weight, nullptr, d_.head_dim);
     const int half = layer.rotary_dim / 2;
     for (int i = 0; i < half; i++) {
       const double a = head[i], b = head[half + i];
       const double c = layer.cosine[position * half + i], s = layer.sine[position * half + i];
       head[i] = a * c - b * s, head[half + i] = b * c + a * s;
     }
+    if (layer.qk_norm != RL_QK_NORM_UNIT) return;
+    double squares = 0;
+    for (int i = 0; i < d_.head_dim; i++) squares += head[i] * head[i];
+    for (int i = 0; i < d_.head_dim; i++) head[i] /= std::sqrt(squares / d_.head_dim + d_.norm_eps);
   }
 
   Rows attention(const rl_layer& layer, Rows qkv) const {
@@ -178,6 +197,8 @@ class ReferenceDecoder {
         norm(&qkv[t][size_t(d_.heads) * dim], layer.k_norm, nullptr, d_.kv_heads * dim);
       }
       for (int h = 0; h < d_.heads; h++) turn(layer, &qkv[t][size_t(h) * dim], layer.q_norm + h * own, t);
+      if (layer.qk_norm == RL_QK_SCALED)
+        for (int i = 0; i < d_.heads * dim; i++) qkv[t][size_t(i)] *= layer.q_norm[t];
       for (int h = 0; h < d_.kv_heads; h++) turn(layer, &qkv[t][size_t(d_.heads + h) * dim], layer.k_norm + h * own, t);
       size_t first = layer.window && t + 1 > size_t(layer.window) ? t + 1 - size_t(layer.window) : 0;
       if (layer.chunked) first = t / size_t(layer.window) * size_t(layer.window);

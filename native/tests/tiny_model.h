@@ -97,9 +97,10 @@ class TinyModel {
     const bool before = !one_in(5);
     if (before) l.attn_norm = norm(), l.ffn_norm = l.parallel && one_in(2) ? l.attn_norm : norm();
     if (!before || one_in(2)) l.post_attn_norm = norm(), l.post_ffn_norm = norm();
-    l.qk_norm = random_.integer(RL_QK_PLAIN, RL_QK_NORM_HEADS);
+    l.qk_norm = random_.integer(RL_QK_PLAIN, RL_QK_SCALED);
     const bool whole = l.qk_norm != RL_QK_NORM_HEAD;
-    if (l.qk_norm != RL_QK_PLAIN)
+    if (l.qk_norm == RL_QK_SCALED) l.q_norm = norm_weights(d.max_context);
+    else if (l.qk_norm != RL_QK_PLAIN && l.qk_norm != RL_QK_NORM_UNIT)
       l.q_norm = norm_weights(d.head_dim * (whole ? d.heads : 1)), l.k_norm = norm_weights(d.head_dim * (whole ? d.kv_heads : 1));
     if (one_in(3)) l.sinks = keep(random_floats(random_, d.heads, 1.0f));
     l.attention_scale = 1.0f / std::sqrt(float(d.head_dim)), l.attention_softcap = one_in(3) ? 5.0f : 0.0f;
@@ -131,9 +132,10 @@ class TinyModel {
     e.per_token = all_experts_ ? e.num : random_.integer(1, e.top_groups * (e.num / e.groups));
     e.size = random_.integer(7, 70), e.shared_gate = shared_gate;
     e.scores = one_in(2) ? RL_SOFTMAX : RL_SIGMOID, e.normalized = one_in(2), e.scales_input = one_in(3);
+    if (e.groups == 1 && one_in(3)) e.scores = RL_SPARSEMIXER, e.margin = 0.8f;
     e.scale = one_in(2) ? 1.0f : 1.7f, e.clamp = one_in(3) ? 1.5f : 0.0f;
     e.router = matrix(e.num + shared_gate, d.hidden, one_in(2));
-    if (one_in(2)) e.choice_bias = keep(random_floats(random_, e.num, 0.3f));
+    if (e.scores != RL_SPARSEMIXER && one_in(2)) e.choice_bias = keep(random_floats(random_, e.num, 0.3f));
     e.gate_up = gate_up(e.size, e.num, one_in(2));
     const int each = round_to(d.hidden, 16);
     e.down = packed_matrix(e.num * each, e.size, one_in(2), [&](int row) { return row % each < d.hidden; });
