@@ -69,12 +69,13 @@ class Backend(Protocol):
         logits: Tensor,
         per_token: int,
         *,
-        scores: Literal["softmax", "sigmoid"] = "softmax",
+        scores: Literal["softmax", "sigmoid", "sparsemixer"] = "softmax",
         normalized: bool = True,
         scale: float = 1.0,
         choice_bias: Tensor | None = None,
         groups: int = 1,
         top_groups: int = 1,
+        margin: float = 0.0,
     ) -> tuple[Tensor, Tensor]: ...
 
     def experts(

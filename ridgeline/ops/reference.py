@@ -169,20 +169,24 @@ def route(
     logits: Tensor,
     per_token: int,
     *,
-    scores: Literal["softmax", "sigmoid"] = "softmax",
+    scores: Literal["softmax", "sigmoid", "sparsemixer"] = "softmax",
     normalized: bool = True,
     scale: float = 1.0,
     choice_bias: Tensor | None = None,
     groups: int = 1,
     top_groups: int = 1,
+    margin: float = 0.0,
 ) -> tuple[Tensor, Tensor]:
     """[T, E] → the chosen experts [T, per_token] and their weights in float32, best first.
 
-    Scores are taken over all experts. `choice_bias` [E] is added for the choice alone. With groups only
+    Scores are taken over all experts. sparsemixer: see `sparsemixer`; the options besides `margin` do not
+    apply. `choice_bias` [E] is added for the choice alone. With groups only
     experts of the best `top_groups` groups are chosen; a group is as good as its two best experts together.
     Of equal scores the expert with the smaller number is chosen. Weights: exact up to 1e-6.
     """
     wide = logits.float()
+    if scores == "sparsemixer":
+        return sparsemixer(wide, per_token, margin)
     values = wide.softmax(dim=-1) if scores == "softmax" else wide.sigmoid()
     choice = values if choice_bias is None else values + choice_bias.float()
     if groups > 1:
@@ -195,6 +199,23 @@ def route(
     if normalized:
         weights = weights / weights.sum(dim=-1, keepdim=True)
     return chosen, weights * scale
+
+
+def sparsemixer(logits: Tensor, per_token: int, margin: float) -> tuple[Tensor, Tensor]:
+    """As `route`: the best expert, then the best of the others, each with its share of a separate softmax.
+
+    The softmax is over the experts that are left and near the best of them: with its logit m, those of logit
+    s where (m - s) / max(|s|, m) is at most `margin`.
+    """
+    left, chosen, weights = logits, [], []
+    for _ in range(per_token):
+        best, index = left.max(dim=-1, keepdim=True)
+        far = (best - logits) / torch.maximum(logits.abs(), best) > margin
+        shares = left.masked_fill(far, -torch.inf).softmax(dim=-1)
+        chosen.append(index)
+        weights.append(shares.gather(1, index))
+        left = left.scatter(1, index, -torch.inf)
+    return torch.cat(chosen, dim=1), torch.cat(weights, dim=1)
 
 
 def experts(

@@ -39,23 +39,35 @@ def scale_llama3(
     original_context / high_freq_factor.
     """
     wavelengths = np.float32(2 * math.pi) / frequencies
-    blend = (original_context / wavelengths - low_freq_factor) / (high_freq_factor - low_freq_factor)
-    blend = np.clip(blend, 0.0, 1.0, dtype=np.float32)
+    if high_freq_factor == low_freq_factor:  # Llama 4
+        blend = (original_context / wavelengths > low_freq_factor).astype(np.float32)
+    else:
+        blend = (original_context / wavelengths - low_freq_factor) / (high_freq_factor - low_freq_factor)
+        blend = np.clip(blend, 0.0, 1.0, dtype=np.float32)
     blended: Floats = (1 - blend) * frequencies / factor + blend * frequencies
     return blended
 
 
 def scale_yarn(
-    theta: float, dim: int, factor: float, original_context: float, beta_fast: float, beta_slow: float
+    theta: float,
+    dim: int,
+    factor: float,
+    original_context: float,
+    beta_fast: float,
+    beta_slow: float,
+    *,
+    truncate: bool = True,
 ) -> Floats:
     """Keep dimensions that rotate more than beta_fast times in the original context, stretch those that
-    rotate less than beta_slow times, ramp linearly between."""
+    rotate less than beta_slow times, ramp linearly between. truncate: the ramp ends at whole dimensions."""
 
     def dimension_turning(times: float) -> float:
         return dim * math.log(original_context / (times * 2 * math.pi)) / (2 * math.log(theta))
 
-    low = max(math.floor(dimension_turning(beta_fast)), 0)
-    high = float(min(math.ceil(dimension_turning(beta_slow)), dim - 1))
+    low, high = dimension_turning(beta_fast), dimension_turning(beta_slow)
+    if truncate:
+        low, high = math.floor(low), math.ceil(high)
+    low, high = max(low, 0.0), min(high, dim - 1.0)
     if low == high:
         high += 0.001  # a step instead of a ramp, avoiding a division by zero
     ramp = (np.arange(dim // 2, dtype=np.float32) - low) / (high - low)
@@ -74,6 +86,13 @@ def scale_longrope(theta: float, dim: int, factors: Sequence[float]) -> Floats:
 def yarn_attention_factor(factor: float) -> float:
     """Yarn's factor for cosine and sine if the checkpoint does not state it."""
     return 0.1 * math.log(factor) + 1.0 if factor > 1 else 1.0
+
+
+def query_scales(weight: float, every: float, max_positions: int) -> Floats:
+    """[max_positions] float32: 1 + weight · log(1 + ⌊(position + 1) / every⌋)."""
+    positions = np.arange(1, max_positions + 1, dtype=np.float32)
+    scales: Floats = 1 + np.float32(weight) * np.log1p(np.floor(positions / np.float32(every)))
+    return scales
 
 
 def rope_tables(

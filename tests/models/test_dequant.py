@@ -23,6 +23,7 @@ SCALE_OFFSETS = {
     "Q4_K": [0, 2],
     "Q5_K": [0, 2],
     "Q6_K": [208],
+    "MXFP4": [],
 }
 BLOCK_BYTES = {name: size for name, _, size in TENSOR_TYPES.values()}
 
@@ -34,6 +35,8 @@ def random_blocks(type_name: str, count: int, seed: int) -> np.ndarray:
     for at in SCALE_OFFSETS[type_name]:
         scales = generator.normal(size=(count, 1)).astype("<f2")
         blocks[:, at : at + 2] = scales.view(np.uint8)
+    if type_name == "MXFP4":
+        blocks[:, 0] = generator.integers(104, 144, count)  # powers of two that half precision has
     return blocks
 
 

@@ -14,7 +14,7 @@ import torch
 from gguf import GGMLQuantizationType
 
 from ridgeline.models.errors import BrokenModel
-from ridgeline.models.spec.ffn import Dense, Experts, Router
+from ridgeline.models.spec.ffn import Dense, Experts
 from ridgeline.models.spec.mixers import Attention
 from ridgeline.models.spec.read_spec import read_spec
 from ridgeline.models.spec.rope import RopeSpec
@@ -391,7 +391,7 @@ def test_a_model_that_the_library_cannot_compute_is_refused_with_the_reason(tmp_
     layer = spec.layers[0]
     assert isinstance(layer.mixer, Attention)
     for changed, words in (
-        (replace(layer, ffn=Experts(8, 2, 64, router=Router(scores="sparsemixer"))), "sparsemixer"),
+        (replace(layer, mixer=replace(layer.mixer, output_gate=True)), "gated outputs"),
         (replace(layer, ffn=Experts(8, 2, 20002)), "not 20002"),
         (replace(layer, ffn=Dense(20001)), "not 20001"),
         (replace(layer, mixer=replace(layer.mixer, head_dim=512, rope=RopeSpec(1e4, 512))), "not 512"),

@@ -21,7 +21,7 @@ from ridgeline.models.decoders.reference import Decoder
 from ridgeline.models.spec.coverage import kinds_of
 from ridgeline.models.spec.ffn import Dense, Experts, Router
 from ridgeline.models.spec.layer_spec import LayerSpec, Norms
-from ridgeline.models.spec.mixers import Attention
+from ridgeline.models.spec.mixers import Attention, QueryScale
 from ridgeline.models.spec.model_spec import ModelSpec, NormSpec
 from ridgeline.models.spec.rope import RopeSpec
 from ridgeline.models.weights.packed import PackedDecoder, load_packed, native_refusal
@@ -76,6 +76,7 @@ SPECS = {
     "parallel_shared": spec_of(layer(norms=Norms(parallel=True, shared=True)), layer(), residual_scale=0.6),
     "projection_norm": spec_of(layer(qk_norm="projection"), layer(qk_norm="head"), layer()),
     "head_norms": spec_of(layer(qk_norm="heads"), layer(qk_norm="heads", rope=None), norm=LAYER_NORM),
+    "unit_norm": spec_of(layer(qk_norm="unit"), layer(rope=None, query_scale=QueryScale(0.5, 7)), layer()),
     "sinks": spec_of(layer(sinks=True), layer(sinks=True, window=7), layer()),
     "chunked": spec_of(layer(window=9, chunked=True), layer(window=9)),
     "no_rope": spec_of(layer(rope=None), layer()),
@@ -95,6 +96,9 @@ SPECS = {
     "experts": experts(),
     "experts_unnormalized": experts(router=Router(normalized=False, scale=2.5)),
     "experts_sigmoid": experts(router=Router(scores="sigmoid", choice_bias=True, scale=1.5)),
+    "experts_sparsemixer": experts(
+        per_token=2, router=Router(scores="sparsemixer", normalized=False, margin=0.8)
+    ),
     "experts_groups": experts(router=Router(scores="sigmoid", choice_bias=True, groups=5, top_groups=2)),
     "experts_scaled_inputs": experts(
         per_token=1, router=Router(scores="sigmoid", normalized=False, scales_input=True), shared_size=36

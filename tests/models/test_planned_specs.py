@@ -401,7 +401,7 @@ def test_no_value_of_any_key_raises_anything_but_a_model_error(name: str, tmp_pa
         ("deepseek-ai--DeepSeek-V3", {"kv_lora_rank": None}, "kv_lora_rank is null; an integer was expected"),
         ("deepseek-ai--DeepSeek-V4-Pro", {"compress_ratios": [4, 4]}, "2 entries for 61 layers and 1"),
         ("Qwen--Qwen3.5-27B", {"layer_types": ["full_attention"]}, "1 entries for 64 layers"),
-        ("openai--gpt-oss-20b", {"layer_types": None}, "layer_types must name each layer"),
+        ("openai--gpt-oss-20b", {"layer_types": ["full_attention"]}, "1 entries for 24 layers"),
         ("moonshotai--Kimi-K3", {"num_hidden_layers": 94}, "do not name each of 94 layers"),
         ("XiaomiMiMo--MiMo-V2-Flash", {"moe_layer_freq": [2] * 48}, "must contain 0 or 1"),
         ("nvidia--Nemotron-H-56B-Base-8K", {"hybrid_override_pattern": "M?"}, "118 layers, but"),

@@ -27,3 +27,14 @@ def test_blocks_of_zeros_mean_zero_in_every_type() -> None:
     for stored, target in PAIRS:
         rows = np.zeros_like(random_blocks(stored, 4, seed=1)).reshape(2, -1)
         assert not dequantize(reblock(rows, stored, target).ravel(), target).any()
+
+
+def test_mxfp4_blocks_below_half_precision_are_rounded_to_its_least_step() -> None:
+    rows = random_blocks("MXFP4", 40, seed=6)
+    rows[:, 0] = np.arange(40) + 80
+    before, after = (
+        dequantize(rows.ravel(), "MXFP4"),
+        dequantize(reblock(rows, "MXFP4", "Q8_0").ravel(), "Q8_0"),
+    )
+    assert np.abs(before - after).max() <= 2.0**-25
+    assert np.array_equal(before.reshape(40, 32)[24:], after.reshape(40, 32)[24:])

@@ -220,7 +220,7 @@ def test_a_missing_key_is_named_in_full(tmp_path: Path, key: str) -> None:
 @pytest.mark.parametrize(
     ("keys", "words"),
     [
-        ({"expert_count": 8}, "mixture of experts"),
+        ({"expert_group_count": 4}, "llama.expert_group_count"),
         ({"attention.key_length": 8, "attention.value_length": 4}, "value heads of another size"),
         ({"rope.dimension_count": 4}, "partial rotation of heads"),
         ({"rope.scaling.type": "longrope"}, "longrope"),

@@ -252,7 +252,6 @@ def test_yarn_extends_the_context_and_takes_its_attention_factor_from_mscale() -
         ({"type": "mrope"}, "multi-axis"),
         ({"rope_type": "default", "mrope_section": [1, 2]}, "mrope_section"),
         ({"rope_type": "default", "partial_rotary_factor": 0.5}, "partial rotation of heads"),
-        ({"rope_type": "yarn", "truncate": False, "factor": 2.0}, "yarn without truncation"),
         ({"rope_type": "spiral"}, "'spiral'"),
     ],
 )

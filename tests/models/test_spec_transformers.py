@@ -12,6 +12,8 @@ transformers = pytest.importorskip("transformers")
 
 from ridgeline.models.spec.model_spec import ModelSpec  # noqa: E402
 from ridgeline.models.spec.readers.hf_config import spec_from_hf  # noqa: E402
+from tests.models.tiny_experts import EXPERTS as TINY_EXPERTS  # noqa: E402
+from tests.models.tiny_experts import config_class, settings_of  # noqa: E402
 from tests.models.tiny_families import DENSE, SIZES  # noqa: E402
 
 SHAPE: dict[str, Any] = {
@@ -63,8 +65,8 @@ DECLARED: dict[str, tuple[str, dict[str, Any]]] = {
     for name, (kind, settings) in DENSE.items()
 }
 EXPERTS: dict[str, tuple[str, dict[str, Any]]] = {
-    "mixtral": ("MixtralConfig", {"num_local_experts": 6, "num_experts_per_tok": 2}),
-    "qwen3_moe": (
+    **{name: (config_class(name), settings_of(name)) for name in TINY_EXPERTS},
+    "qwen3-moe alternating": (
         "Qwen3MoeConfig",
         {
             "head_dim": 16,
@@ -72,15 +74,6 @@ EXPERTS: dict[str, tuple[str, dict[str, Any]]] = {
             "num_experts_per_tok": 2,
             "moe_intermediate_size": 20,
             "decoder_sparse_step": 2,
-        },
-    ),
-    "qwen2_moe": (
-        "Qwen2MoeConfig",
-        {
-            "num_experts": 6,
-            "moe_intermediate_size": 20,
-            "shared_expert_intermediate_size": 24,
-            "mlp_only_layers": [1],
         },
     ),
 }

@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 import gguf
 import numpy as np
 import torch
-import transformers
 from transformers import (
     Gemma3ForCausalLM,
     Gemma3TextConfig,
@@ -26,6 +24,7 @@ from transformers import (
     Qwen3ForCausalLM,
 )
 
+from tests.models.tiny_experts import EXPERT_MODELS, gguf_expert_tensors, write_expert_metadata
 from tests.models.tiny_families import DENSE_MODELS, SIZES, Disguised
 
 
@@ -96,44 +95,7 @@ MODELS: dict[str, Callable[[], PreTrainedModel]] = {
 }
 
 
-# Routed experts: (class, its own settings).
-EXPERTS: dict[str, tuple[str, dict[str, Any]]] = {
-    "mixtral": ("Mixtral", {"num_local_experts": 4, "num_experts_per_tok": 2}),
-    "qwen2-moe": (
-        "Qwen2Moe",
-        {
-            "num_experts": 5,
-            "num_experts_per_tok": 2,
-            "moe_intermediate_size": 32,
-            "shared_expert_intermediate_size": 48,
-            "mlp_only_layers": [1],
-        },
-    ),
-    "qwen3-moe": (
-        "Qwen3Moe",
-        {
-            "num_experts": 6,
-            "num_experts_per_tok": 3,
-            "moe_intermediate_size": 32,
-            "head_dim": 24,
-            "norm_topk_prob": True,
-        },
-    ),
-    "qwen3-moe-unnormalized": (
-        "Qwen3Moe",
-        {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32, "norm_topk_prob": False},
-    ),
-}
-
-
-def _with_experts(name: str) -> PreTrainedModel:
-    kind, settings = EXPERTS[name]
-    config = getattr(transformers, f"{kind}Config")(**{**SIZES, "tie_word_embeddings": False, **settings})
-    model: PreTrainedModel = getattr(transformers, f"{kind}ForCausalLM")(config)
-    return model
-
-
-MODELS |= {name: partial(_with_experts, name) for name in EXPERTS}
+MODELS |= EXPERT_MODELS
 MODELS |= DENSE_MODELS
 
 
@@ -155,16 +117,32 @@ GGUF_ARCHITECTURES = {
     "gemma3_text": "gemma3",
     "glm": "chatglm",
     "gpt_neox": "gptneox",
+    "gpt_oss": "gpt-oss",
+    "granitemoeshared": "granitemoe",
+    "llama4_text": "llama4",
     "mistral": "llama",
+    "mixtral": "llama",
+    "qwen2_moe": "qwen2moe",
+    "qwen3_moe": "qwen3moe",
 }
 # Models that are also written as GGUF files.
 GGUF_MODELS = (
     *("llama", "llama-tied-biased", "mistral", "qwen2", "qwen3", "gemma3"),
     *("gemma2", "phi3", "phi3-longrope", "olmo2", "glm", "glm4", "granite", "smollm3"),
     *("cohere", "cohere-biased", "cohere2", "starcoder2", "gpt-neox", "gpt-neox-serial", "gpt2", "internlm2"),
+    *(
+        "mixtral",
+        "qwen2-moe-published",
+        "qwen3-moe",
+        "olmoe",
+        "granitemoe",
+        "granitemoeshared",
+        "phimoe-published",
+    ),
+    *("gpt-oss-mxfp4", "llama4-published"),
 )
 # Architectures whose converter reorders q and k for interleaved rotation.
-PERMUTED = ("llama", "granite", "smollm3", "internlm2")
+PERMUTED = ("llama", "granite", "granitemoe", "smollm3", "internlm2")
 # Attributes of configs, and the metadata keys that the converter writes them to.
 WRITTEN = {
     "attn_logit_softcapping": "attn_logit_softcapping",
@@ -250,6 +228,9 @@ def gguf_tensors(model: PreTrainedModel) -> dict[str, np.ndarray]:
         if architecture == "gptneox" and "query_key_value" in name:
             parts = values.reshape(config.num_attention_heads, 3, -1, *values.shape[1:])
             values = parts.swapaxes(0, 1).reshape(values.shape)
+        if around_experts := gguf_expert_tensors(model, name, values):
+            tensors |= {n: np.ascontiguousarray(v, dtype=np.float32) for n, v in around_experts.items()}
+            continue
         stored = names.get_name(name, (".weight", ".bias"))
         assert stored is not None, name
         tensors[stored] = np.ascontiguousarray(values, dtype=np.float32)
@@ -273,7 +254,9 @@ def _write_metadata(writer: gguf.GGUFWriter, model: PreTrainedModel) -> None:
     writer.add_block_count(config.num_hidden_layers)
     writer.add_context_length(config.max_position_embeddings)
     writer.add_embedding_length(config.hidden_size)
-    writer.add_feed_forward_length(getattr(config, "n_inner", None) or config.intermediate_size)
+    sizes = (getattr(config, key, None) for key in ("n_inner", "intermediate_size_mlp", "intermediate_size"))
+    writer.add_feed_forward_length(next(size for size in sizes if size is not None))
+    write_expert_metadata(writer, config)
     writer.add_head_count(config.num_attention_heads)
     writer.add_head_count_kv(getattr(config, "num_key_value_heads", None) or config.num_attention_heads)
     writer.add_key_length(head_dim)
@@ -292,7 +275,7 @@ def _write_metadata(writer: gguf.GGUFWriter, model: PreTrainedModel) -> None:
         if "long_factor" in rope:
             growth = math.log(config.max_position_embeddings / original)
             writer.add_rope_scaling_attn_factors(math.sqrt(1 + growth / math.log(original)))
-    if architecture in ("llama", "gemma2", "gemma3", "cohere2", "phi3"):
+    if architecture in ("llama", "gemma2", "gemma3", "cohere2", "phi3", "phimoe"):
         writer.add_sliding_window(getattr(config, "sliding_window", None) or 0)
     if architecture == "gemma3":
         writer.add_uint32("gemma3.attention.sliding_window_pattern", 2)

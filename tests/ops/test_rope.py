@@ -56,8 +56,9 @@ def test_llama3_scaling_equals_transformers(low: float, high: float) -> None:
     assert not np.array_equal(actual, frequencies)
 
 
+@pytest.mark.parametrize("truncate", [True, False])
 @pytest.mark.parametrize(("beta_fast", "beta_slow"), [(32.0, 1.0), (8.0, 4.0)])
-def test_yarn_scaling_equals_transformers(beta_fast: float, beta_slow: float) -> None:
+def test_yarn_scaling_equals_transformers(beta_fast: float, beta_slow: float, truncate: bool) -> None:
     expected, expected_factor = theirs(
         {
             "rope_type": "yarn",
@@ -65,9 +66,10 @@ def test_yarn_scaling_equals_transformers(beta_fast: float, beta_slow: float) ->
             "beta_fast": beta_fast,
             "beta_slow": beta_slow,
             "original_max_position_embeddings": 2048,
+            "truncate": truncate,
         }
     )
-    actual = rope.scale_yarn(500000.0, 64, 4.0, 2048, beta_fast, beta_slow)
+    actual = rope.scale_yarn(500000.0, 64, 4.0, 2048, beta_fast, beta_slow, truncate=truncate)
     torch.testing.assert_close(tensor(actual), expected, rtol=3e-7, atol=0)
     assert rope.yarn_attention_factor(4.0) == pytest.approx(expected_factor)
 

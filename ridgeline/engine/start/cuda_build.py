@@ -28,7 +28,7 @@ from ridgeline.engine.start.cuda_preload import (
     preload_cublas,
 )
 from ridgeline.engine.start.gpu_probe import make_context
-from ridgeline.engine.start.loading import DUMMY_NOTE, Loaded, Progress, StepSizes
+from ridgeline.engine.start.loading import DUMMY_NOTE, Loaded, Progress, StepSizes, expansion_notes
 from ridgeline.engine.start.memory import (
     GIB,
     DeviceRoom,
@@ -257,6 +257,8 @@ class CudaBuild:
         stored = self._spec.weight_format
         if self._config.load_format == "dummy":
             notes.append(DUMMY_NOTE)
+        elif expanded := expansion_notes(self._spec, self._dtype):
+            notes += expanded
         elif self._config.dtype == "auto" and stored != self._dtype:
             notes.append(f"weights are converted from {stored} in the file to {self._dtype} (--dtype)")
         return tuple(notes)

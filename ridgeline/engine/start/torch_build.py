@@ -10,7 +10,7 @@ from pathlib import Path
 from ridgeline.engine.config import EngineConfig
 from ridgeline.engine.limits.machine_limits import DeviceCeilings, MeasuredLimits, limits_of
 from ridgeline.engine.limits.steady import steady_rate
-from ridgeline.engine.start.loading import DUMMY_NOTE, Loaded, Progress, StepSizes
+from ridgeline.engine.start.loading import DUMMY_NOTE, Loaded, Progress, StepSizes, expansion_notes
 from ridgeline.engine.start.memory import Footprint, MemoryPlan
 from ridgeline.models.spec.cache_layout import CacheLayout
 from ridgeline.models.spec.model_spec import ModelSpec
@@ -70,7 +70,7 @@ class TorchBuild:
             weights=self._dtype,
             kv=self._kv_dtype,
             weights_bytes=self.weights_bytes,
-            notes=(DUMMY_NOTE,) if is_dummy else (),
+            notes=(DUMMY_NOTE,) if is_dummy else expansion_notes(spec, self._dtype),
         )
 
     def limits(self) -> MeasuredLimits:

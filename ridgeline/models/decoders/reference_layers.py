@@ -16,7 +16,7 @@ from torch import Tensor
 from ridgeline.models.errors import UnsupportedModel
 from ridgeline.models.spec.ffn import Dense, Experts, Ffn
 from ridgeline.models.spec.layer_spec import LayerSpec
-from ridgeline.models.spec.mixers import Attention
+from ridgeline.models.spec.mixers import Attention, QueryScale
 from ridgeline.models.spec.model_spec import ModelSpec, NormSpec
 from ridgeline.models.spec.rope import RopeSpec
 from ridgeline.models.weights.torch_weights import LayerWeights, there
@@ -90,6 +90,8 @@ class AttentionPart:
         build = build_head_norms if mixer.qk_norm == "heads" else build_norm
         self._q_norm = build(ops, norm, weights.q_norm, None)
         self._k_norm = build(ops, norm, weights.k_norm, None)
+        ones = torch.ones(mixer.head_dim, dtype=torch.float32, device=weights.qkv.device)
+        self._unit_norm: Part = lambda x: ops.rms_norm(x, ones, norm.eps)
 
     def forward(self, x: Tensor, kv: Tensor, context: StepContext) -> Tensor:
         mixer, w, ops = self._mixer, self._weights, self._ops
@@ -104,10 +106,20 @@ class AttentionPart:
         if mixer.rope is not None:
             cos, sin = context.rotations[mixer.rope]
             q, k = ops.apply_rope(q, cos, sin), ops.apply_rope(k, cos, sin)
+        if mixer.qk_norm == "unit":
+            q, k = self._unit_norm(q), self._unit_norm(k)
+        if mixer.query_scale is not None:
+            scales = query_scales(context.inputs.positions, mixer.query_scale)
+            q = (q * scales[:, None, None]).to(q.dtype)
         ops.write_kv(k, v, kv, context.inputs.slots)
         plan = context.plans[mixer.window, mixer.chunked]
         out = ops.paged_attention(q, kv, plan, mixer.scale, mixer.softcap, w.sinks)
         return ops.linear(out.reshape(len(x), -1), w.o, w.o_bias)
+
+
+def query_scales(positions: Tensor, scale: QueryScale) -> Tensor:
+    """[T] float32"""
+    return 1 + scale.weight * torch.log1p(torch.floor((positions.float() + 1) / scale.every))
 
 
 def build_ffn(ffn: Ffn, weights: LayerWeights, ops: Backend) -> Part:
@@ -129,13 +141,10 @@ class ExpertsPart:
     """Routed experts, with a part that all tokens use where the family has one."""
 
     def __init__(self, ffn: Experts, weights: LayerWeights, ops: Backend) -> None:
-        if ffn.router.scores == "sparsemixer":
-            raise UnsupportedModel("routing by sparsemixer is not supported")
         self._ffn, self._weights, self._ops = ffn, weights, ops
 
     def forward(self, x: Tensor) -> Tensor:
         ffn, w, ops, router = self._ffn, self._weights, self._ops, self._ffn.router
-        assert router.scores != "sparsemixer"
         chosen, shares = ops.route(
             ops.linear(x, there(w.router), w.router_bias),
             ffn.per_token,
@@ -145,6 +154,7 @@ class ExpertsPart:
             choice_bias=w.choice_bias,
             groups=router.groups,
             top_groups=router.top_groups,
+            margin=router.margin,
         )
         out = ops.experts(
             x,

@@ -164,6 +164,10 @@ class ConfigValues:
         value = self._get(key)
         return value is not _MISSING and is_set(value)
 
+    def states(self, key: str) -> bool:
+        """Whether the file itself has a value for the key, other than null."""
+        return self._values.get(self._names.get(key, key)) is not None
+
     def is_null(self, key: str) -> bool:
         """Null, or absent where that means null."""
         return self._get(key) is None

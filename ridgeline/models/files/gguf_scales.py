@@ -23,6 +23,7 @@ class _Floats(NamedTuple):
     integers: str  # integer type as wide as the floats
     exponent: int
     at: tuple[int, ...]  # byte offsets in the block
+    least: int = 0  # exponents from here on are refused; 0: the one with all bits set
 
 
 def _halves(*at: int) -> _Floats:
@@ -43,6 +44,7 @@ _FLOATS = {
     "Q4_K": _halves(0, 2),
     "Q5_K": _halves(0, 2),
     "Q6_K": _halves(208),
+    "MXFP4": _Floats("u1", 0xFF, (0,), 253),  # powers of two; times 6, the last ones exceed float32
 }
 
 
@@ -52,12 +54,12 @@ def check_scales(raw: np.ndarray[Any, np.dtype[np.uint8]], type_name: str, where
     blocks, rest = divmod(raw.size, block_bytes)
     if rest:
         raise BrokenModel(f"{where} has {raw.size} bytes, which is not a whole number of {type_name} blocks")
-    integers, exponent, offsets = _FLOATS[type_name]
+    integers, exponent, offsets, least = _FLOATS[type_name]
     for at in offsets:
         # It may be unaligned: numpy reads byte by byte where the processor cannot.
         scales = np.ndarray((blocks,), integers, buffer=raw, offset=at, strides=(block_bytes,))
         for first in range(0, blocks, _CHUNK_BLOCKS):
-            broken = (scales[first : first + _CHUNK_BLOCKS] & exponent) == exponent
+            broken = (scales[first : first + _CHUNK_BLOCKS] & exponent) >= (least or exponent)
             if broken.any():
                 block = first + int(broken.argmax())
                 what = "a value" if block_bytes <= 4 else "a scale"

@@ -27,6 +27,8 @@ KINDS = {
     "parallel": "attention and FFN side by side",
     "projection_norm": "QK-norm over the whole projection",
     "head_norms": "QK-norm with separate weights for each head",
+    "unit_norm": "QK-norm after the rotation",
+    "query_scale": "queries scaled by their position",
     "sinks": "attention sinks",
     "chunked": "attention within chunks",
     "no_rope": "layers without rotary positions",
@@ -40,13 +42,13 @@ KINDS = {
     "mixed_heads": "head shapes that differ between layers",
 }
 COMPUTED: dict[Backend, frozenset[str]] = {
-    "torch": frozenset(KINDS) - {"no_attention", "wide_heads", "mixed_heads", "sparsemixer"},
+    "torch": frozenset(KINDS) - {"no_attention", "wide_heads", "mixed_heads"},
     "cuda": frozenset({"experts"}),
     "native": frozenset(
         {
             *("experts", "layer_norm", "no_pre_norm", "parallel", "projection_norm", "head_norms", "sinks"),
             *("chunked", "no_rope", "partial_rope", "ungated", "other_activation", "residual_scale"),
-            *("logit_scale", "learned_positions", "head_bias"),
+            *("logit_scale", "learned_positions", "head_bias", "sparsemixer", "unit_norm", "query_scale"),
         }
     ),
 }
@@ -91,6 +93,8 @@ def _of_layer(layer: LayerSpec) -> Iterator[str]:
         "parallel": norms.parallel,
         "projection_norm": mixer.qk_norm == "projection",
         "head_norms": mixer.qk_norm == "heads",
+        "unit_norm": mixer.qk_norm == "unit",
+        "query_scale": mixer.query_scale is not None,
         "sinks": mixer.sinks,
         "chunked": mixer.chunked,
         "no_rope": mixer.rope is None,

@@ -13,6 +13,13 @@ from ridgeline.models.spec.rope import RopeSpec
 
 PROMPT_TOKENS = 512  # the prompt whose mean prefill cost is shown
 FEW_TOKENS = 1024  # the context whose decode cost is shown
+QK_NORMS = {
+    "": "no",
+    "head": "yes",
+    "heads": "with separate weights for each head",
+    "projection": "over the whole projection",
+    "unit": "after the rotation, without weights",
+}
 
 
 def describe(spec: ModelSpec) -> list[tuple[str, str]]:
@@ -49,7 +56,7 @@ def _shape(spec: ModelSpec) -> list[tuple[str, str]]:
         ("hidden", f"{spec.hidden_size:,}"),
         ("heads", heads),
         ("FFN", "; ".join(dict.fromkeys(_ffn(layer.ffn) for layer in spec.layers))),
-        ("QK-norm", {"": "no", "head": "yes", "projection": "over the whole projection"}[attention.qk_norm]),
+        ("QK-norm", QK_NORMS[attention.qk_norm]),
         ("biases", ", ".join(biases) or "none"),
         ("attention", _attention(spec)),
         ("rope", "; ".join(dict.fromkeys(_rope(mixer.rope) for mixer in spec.attentions))),

@@ -6,8 +6,6 @@ declaration (`declarations.family.Family`); adding one takes its name here.
 
 from __future__ import annotations
 
-from types import MappingProxyType
-
 from ridgeline.models.errors import UnsupportedModel
 from ridgeline.models.spec.coverage import refusal
 from ridgeline.models.spec.declarations.cohere import COHERE, COHERE2
@@ -15,6 +13,7 @@ from ridgeline.models.spec.declarations.family import Family
 from ridgeline.models.spec.declarations.gemma import GEMMA2, GEMMA3
 from ridgeline.models.spec.declarations.glm import GLM, GLM4
 from ridgeline.models.spec.declarations.gpt import GPT2, GPT_NEOX, STARCODER2
+from ridgeline.models.spec.declarations.gpt_oss import GPT_OSS
 from ridgeline.models.spec.declarations.llama import (
     GRANITE,
     INTERNLM2,
@@ -25,51 +24,21 @@ from ridgeline.models.spec.declarations.llama import (
     MISTRAL,
     SMOLLM3,
 )
+from ridgeline.models.spec.declarations.llama4 import LLAMA4
+from ridgeline.models.spec.declarations.moe import (
+    GRANITE_MOE,
+    MIXTRAL,
+    OLMOE,
+    PHIMOE,
+    QWEN2_MOE,
+    QWEN3_MOE,
+)
 from ridgeline.models.spec.declarations.olmo import OLMO2
 from ridgeline.models.spec.declarations.phi import PHI3
 from ridgeline.models.spec.declarations.qwen import QWEN2, QWEN3
 from ridgeline.models.spec.model_spec import ModelSpec
-from ridgeline.models.spec.moe_families import (
-    MIXTRAL_EXPERTS,
-    MIXTRAL_NAMES,
-    QWEN_EXPERTS,
-    QWEN_SHARED_EXPERTS,
-)
 
 SERVED_FORMATS = ("float32", "bfloat16", "float16")
-
-
-MIXTRAL = Family(
-    name="mixtral",
-    model_types=("mixtral",),
-    architectures=("MixtralForCausalLM",),
-    window_rule="every",
-    experts=MIXTRAL_EXPERTS,
-    hf_names=MIXTRAL_NAMES,
-    defaults=MappingProxyType({"sliding_window": None, "rope_theta": 1_000_000.0}),
-)
-
-QWEN3_MOE = Family(
-    name="qwen3_moe",
-    model_types=("qwen3_moe",),
-    architectures=("Qwen3MoeForCausalLM",),
-    qkv_bias="attention_bias",
-    output_bias="attention_bias",
-    qk_norm="head",
-    experts=QWEN_EXPERTS,
-    defaults=MappingProxyType({"use_sliding_window": False, "rope_theta": 10_000.0}),
-)
-
-QWEN2_MOE = Family(
-    name="qwen2_moe",
-    model_types=("qwen2_moe",),
-    architectures=("Qwen2MoeForCausalLM",),
-    qkv_bias=True,
-    experts=QWEN_SHARED_EXPERTS,
-    defaults=MappingProxyType(
-        {"use_sliding_window": False, "rope_theta": 10_000.0, "shared_expert_intermediate_size": 5632}
-    ),
-)
 
 FAMILIES: dict[str, Family] = {
     family.name: family
@@ -77,7 +46,7 @@ FAMILIES: dict[str, Family] = {
         *(LLAMA, MISTRAL, MINISTRAL, MINISTRAL3, GRANITE, SMOLLM3, INTERNLM2, INTERNLM3),
         *(QWEN2, QWEN3, GEMMA2, GEMMA3, PHI3, OLMO2, GLM, GLM4),
         *(COHERE, COHERE2, GPT2, GPT_NEOX, STARCODER2),
-        *(MIXTRAL, QWEN3_MOE, QWEN2_MOE),
+        *(MIXTRAL, QWEN3_MOE, QWEN2_MOE, OLMOE, GRANITE_MOE, PHIMOE, GPT_OSS, LLAMA4),
     )
 }
 SERVED_FAMILIES = sorted(FAMILIES)
@@ -87,7 +56,8 @@ BY_MODEL_TYPE: dict[str, Family] = {
 BY_GGUF_ARCHITECTURE: dict[str, Family] = {
     family.gguf_architecture: family
     for family in FAMILIES.values()
-    if family.gguf_architecture is not None and family is not MISTRAL  # recognised by its window key
+    # Of Llama's architecture: recognised by a window, by experts.
+    if family.gguf_architecture is not None and family not in (MISTRAL, MIXTRAL)
 }
 
 
@@ -97,8 +67,15 @@ def check_servable(spec: ModelSpec) -> None:
         raise UnsupportedModel(
             f"{spec.name}: {reason.removeprefix('the torch backend does not compute ')} is not supported"
         )
-    if spec.weight_format not in SERVED_FORMATS and not spec.weight_format.startswith("gguf:"):
+    family = FAMILIES.get(spec.family)
+    read = frozenset() if family is None else family.formats
+    if not (is_plain(spec.weight_format) or spec.weight_format in read):
         raise UnsupportedModel(
             f"{spec.name}: weights quantized as {spec.weight_format} are not supported yet; "
             "use the original checkpoint or a GGUF file of it"
         )
+
+
+def is_plain(weight_format: str) -> bool:
+    """Whether every backend reads weights stored like this, in any family."""
+    return weight_format in SERVED_FORMATS or weight_format.startswith("gguf:")

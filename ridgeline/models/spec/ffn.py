@@ -36,7 +36,7 @@ class Dense:
 class Router:
     """How a token's experts are chosen and weighted."""
 
-    scores: Literal["softmax", "sigmoid", "sparsemixer"] = "softmax"  # over all experts
+    scores: Literal["softmax", "sigmoid", "sparsemixer"] = "softmax"  # the first two: over all experts
     normalized: bool = True  # the chosen experts' weights are divided by their sum
     scale: float = 1.0  # multiplies the weights
     bias: bool = False  # added to the logits
@@ -44,6 +44,8 @@ class Router:
     groups: int = 1  # experts are chosen within the best `top_groups` groups
     top_groups: int = 1
     scales_input: bool = False  # Llama 4: weights multiply an expert's input, not its output
+    # sparsemixer: the softmax is over experts whose logit is within this share of the best one left
+    margin: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)

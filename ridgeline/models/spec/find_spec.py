@@ -32,8 +32,6 @@ from ridgeline.models.spec.readers.qwen import read_qwen_hybrid, read_qwen_vl
 from ridgeline.models.spec.readers.stored import known_format
 from ridgeline.models.spec.readers.windowed import (
     read_gemma4,
-    read_gpt_oss,
-    read_llama4,
     read_mimo_v2,
     read_step,
 )
@@ -49,11 +47,9 @@ READERS: Mapping[str, Reader] = MappingProxyType(
         "deepseek_v4": read_deepseek_v4,
         "gemma4": read_gemma4,
         "glm_moe_dsa": read_latent,
-        "gpt_oss": read_gpt_oss,
         "kimi_k2": read_latent,
         "kimi_k25": read_latent,
         "kimi_k3": read_kimi_k3,
-        "llama4": read_llama4,
         "mimo": read_mimo,
         "mimo_v2_flash": read_mimo_v2,
         "minimax_m2": read_minimax_m2,

@@ -15,8 +15,17 @@ from ridgeline.models.spec.recurrences import LinearAttention, Mamba2
 from ridgeline.models.spec.rope import RopeSpec
 
 # The norm of q and k before the rotation. head: of each head, with one weight for all heads; heads: of each
-# head, with its own weights; projection: of all heads together.
-QkNorm = Literal["", "head", "heads", "projection"]
+# head, with its own weights; projection: of all heads together; unit: of each head, after the rotation,
+# without weights.
+QkNorm = Literal["", "head", "heads", "projection", "unit"]
+
+
+@dataclass(frozen=True, slots=True)
+class QueryScale:
+    """Queries at position p are multiplied by 1 + weight · log(1 + ⌊(p + 1) / every⌋)."""
+
+    weight: float
+    every: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,6 +59,7 @@ class Attention:
     qkv_bias: bool = False
     output_bias: bool = False
     qk_norm: QkNorm = ""
+    query_scale: QueryScale | None = None  # instead of a QK-norm
     output_gate: bool = False  # q is twice as wide: half of it gates the output
     head_gate: bool = False  # one gate per head
     keys_are_values: bool = False  # no projection for values
@@ -63,6 +73,8 @@ class Attention:
             raise ImpossibleShape(
                 f"rotary size {self.rope.dim} must be even and at most head_dim {self.head_dim}"
             )
+        if self.qk_norm and self.query_scale is not None:
+            raise ImpossibleShape("queries that are normed are not scaled by their position")
         if not self.scale:
             object.__setattr__(self, "scale", self.head_dim**-0.5)
 
@@ -84,7 +96,7 @@ class Attention:
         keys, values = self.kv_heads * self.head_dim, self.kv_heads * self.value_width
         total = (self.heads * self.head_dim + keys + values) if self.qkv_bias else 0
         total += hidden if self.output_bias else 0
-        if self.qk_norm:
+        if self.qk_norm not in ("", "unit"):
             total += 2 * self.head_dim if self.qk_norm == "head" else self.heads * self.head_dim + keys
         total += 2 * self.index.head_dim if self.index else 0
         return total + (self.heads if self.sinks else 0)

@@ -24,6 +24,7 @@ class RopeScaling:
     beta_slow: float = 1.0  # yarn
     truncate: bool = True  # yarn: the range of frequencies is rounded outwards to whole ones
     attention_factor: float | None = None  # yarn: None = 0.1·ln(factor) + 1; longrope: stated or from factor
+    short_attention_factor: float | None = None  # longrope: with the short factors, where it differs
     short_factors: tuple[float, ...] = ()  # longrope: divisors up to the original context
     # Queries at later positions are scaled, which no backend computes: the model is served up to here.
     last_position: int | None = None

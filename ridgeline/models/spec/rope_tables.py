@@ -47,7 +47,13 @@ def _tables(rope: RopeSpec, max_context: int, divisors: Floats | None) -> tuple[
     elif scaling.kind == "yarn":
         original_context = _stated(scaling.original_context, "original context")
         frequencies = rotary.scale_yarn(
-            rope.theta, rope.dim, scaling.factor, original_context, scaling.beta_fast, scaling.beta_slow
+            rope.theta,
+            rope.dim,
+            scaling.factor,
+            original_context,
+            scaling.beta_fast,
+            scaling.beta_slow,
+            truncate=scaling.truncate,
         )
         default = rotary.yarn_attention_factor(scaling.factor)
         attention_factor = default if scaling.attention_factor is None else scaling.attention_factor
@@ -58,6 +64,8 @@ def _tables(rope: RopeSpec, max_context: int, divisors: Floats | None) -> tuple[
         factors = scaling.long_factors if long else scaling.short_factors
         frequencies = rotary.scale_longrope(rope.theta, rope.dim, factors)
         attention_factor = _stated(scaling.attention_factor, "attention_factor")
+        if not long and scaling.short_attention_factor is not None:
+            attention_factor = scaling.short_attention_factor
     elif max_context > _stated(scaling.original_context, "original context"):
         # Dynamic scaling changes every cached key when a sequence grows past the trained context; up to
         # there it has no effect.

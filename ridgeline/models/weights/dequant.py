@@ -16,6 +16,7 @@ from ridgeline.models.files.gguf import TENSOR_TYPES
 Bytes = np.ndarray[Any, np.dtype[np.uint8]]
 Floats = np.ndarray[Any, np.dtype[np.float32]]
 
+E2M1_DOUBLED = np.array([0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12], np.float32)
 CHUNK_ELEMENTS = 1 << 18  # 1 MiB of float32: stays in a core's cache
 
 
@@ -155,6 +156,13 @@ def _q6_k(blocks: Bytes) -> Floats:
     return (quants * scales[:, :, None]).reshape(count, 256)
 
 
+def _mxfp4(blocks: Bytes) -> Floats:
+    """Bytes: scale E8M0, 16 bytes of E2M1 numbers. value = 2^(scale - 127) · number."""
+    values = E2M1_DOUBLED[_nibbles(blocks[:, 1:]).astype(np.uint8)]
+    values *= np.ldexp(np.float32(1), blocks[:, :1].astype(np.int32) - 128)
+    return values
+
+
 def _half(blocks: Bytes, at: int) -> Floats:
     """[blocks, 1]: the float16 at byte `at` of each block."""
     return np.ascontiguousarray(blocks[:, at : at + 2]).view("<f2").astype(np.float32)
@@ -214,4 +222,5 @@ _DECODERS: dict[str, Callable[[Bytes], Floats]] = {
     "Q4_K": _q4_k,
     "Q5_K": _q5_k,
     "Q6_K": _q6_k,
+    "MXFP4": _mxfp4,
 }

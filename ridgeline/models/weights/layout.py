@@ -93,7 +93,7 @@ def _attention(mixer: Attention, hidden: int, layer: int) -> Iterator[Piece]:
         if mixer.qkv_bias:
             yield Piece(f"{role}_bias", layer, (rows,), "qkv_bias", first, of_head, turned)
         first += rows
-    if mixer.qk_norm:
+    if mixer.qk_norm not in ("", "unit"):
         whole = mixer.qk_norm != "head"
         yield Piece("q_norm", layer, (q_rows if whole else head,), "q_norm", 0, head, rotated)
         yield Piece("k_norm", layer, (kv_rows if whole else head,), "k_norm", 0, head, rotated)

@@ -36,6 +36,7 @@ LOSSLESS: dict[str, dict[Format, str]] = {
     "Q5_1": {Format.Q8_FM: "Q5_1"},
     "Q5_K": {Format.Q8_FM: "Q5_K"},
     "Q8_0": {Format.Q8_H: "Q8_0"},
+    "MXFP4": {Format.Q8_H: "Q8_0"},
 }
 # With a rounding finer than the type's own, or (Q8_0 next to types with minima) as the best available.
 _NEARLY: dict[str, tuple[Format, ...]] = {
@@ -45,7 +46,7 @@ _NEARLY: dict[str, tuple[Format, ...]] = {
     "Q8_0": (Format.Q8_FM,),
 }
 _EXACT_FLOATS: dict[Format, tuple[str, ...]] = {
-    Format.BF16: ("BF16",),
+    Format.BF16: ("BF16", "MXFP4"),
     Format.F32: ("F32", "F16", "BF16", *LOSSLESS, "Q6_K", "Q3_K", "Q2_K"),
 }
 

@@ -30,6 +30,7 @@ from ridgeline.ops.cpu.library import (
     QkNorm,
     Scores,
 )
+from ridgeline.ops.rope import query_scales
 
 ACTIVATIONS = {
     "silu": Activation.SILU,
@@ -43,8 +44,9 @@ _QK_NORMS = {
     "head": QkNorm.HEAD,
     "heads": QkNorm.HEADS,
     "projection": QkNorm.PROJECTION,
+    "unit": QkNorm.UNIT,
 }
-_SCORES = {"softmax": Scores.SOFTMAX, "sigmoid": Scores.SIGMOID}
+_SCORES = {"softmax": Scores.SOFTMAX, "sigmoid": Scores.SIGMOID, "sparsemixer": Scores.SPARSEMIXER}
 
 Rotation = tuple[Floats, Floats]
 
@@ -74,7 +76,7 @@ def decoder_table(
         lm_head=_lm_head(spec, image, embedding),
         final_norm=_norm(image, "final_norm"),
         layers=[
-            _LayerTables(spec, layer, index, image).table(rotations)
+            _LayerTables(spec, layer, index, image).table(rotations, max_context)
             for index, layer in enumerate(spec.layers)
         ],
         num_blocks=num_blocks,
@@ -105,12 +107,13 @@ class _LayerTables:
     def __init__(self, spec: ModelSpec, layer: LayerSpec, index: int, image: PackedImage) -> None:
         self._spec, self._layer, self._index, self._image = spec, layer, index, image
 
-    def table(self, rotations: dict[RopeSpec, Rotation]) -> LayerTable:
+    def table(self, rotations: dict[RopeSpec, Rotation], max_context: int) -> LayerTable:
         mixer, ffn, norms = self._layer.mixer, self._layer.ffn, self._layer.norms
         if not isinstance(mixer, Attention) or ffn is None:
             raise UnsupportedModel(f"{self._spec.name}: layer {self._index} is not attention and an FFN")
         cosine, sine = rotations[mixer.rope] if mixer.rope is not None else (None, None)
         plain = isinstance(ffn, Dense) and not ffn.gated
+        scale = mixer.query_scale
         return LayerTable(
             qkv=self._matrix("qkv"),
             output=self._matrix("output"),
@@ -126,8 +129,10 @@ class _LayerTables:
             sine=sine,
             window=mixer.window or 0,
             chunked=mixer.chunked,
-            qk_norm=_QK_NORMS[mixer.qk_norm],
-            q_norm=self._vector("q_norm"),
+            qk_norm=_QK_NORMS[mixer.qk_norm] if scale is None else QkNorm.SCALED,
+            q_norm=self._vector("q_norm")
+            if scale is None
+            else query_scales(scale.weight, scale.every, max_context),
             k_norm=self._vector("k_norm"),
             sinks=self._vector("sinks"),
             ffn=ffn.dense_size,
@@ -155,6 +160,7 @@ class _LayerTables:
             shared_gate=ffn.shared_gate,
             scale=router.scale,
             clamp=ffn.clamp or 0.0,
+            margin=router.margin,
             choice_bias=self._vector("choice_bias"),
         )
 

@@ -27,7 +27,7 @@ from ridgeline.models.weights.packed_file import (
     lay_out,
 )
 from ridgeline.models.weights.packed_plan import ROPE_DIVISORS, Fused, fused_tensors
-from ridgeline.models.weights.packing import FusedMatrix, read_vector, rounding_notes
+from ridgeline.models.weights.packing import FusedMatrix, conversion_notes, read_vector
 from ridgeline.models.weights.places import Place
 from ridgeline.ops.cpu.library import Bytes, Floats
 
@@ -53,7 +53,7 @@ class Packing:
             [(m.name, m.format, m.n, m.k) for m in self._matrices],
             [(name, len(values)) for name, values in self._vectors.items()],
         )
-        self.header = Header(key, tuple(sections), rounding_notes(self._matrices))
+        self.header = Header(key, tuple(sections), conversion_notes(self._matrices))
 
     def run(self, progress: Progress | None) -> tuple[PackedImage, tuple[str, ...]]:
         """The packed weights, and notes about them. Call once: the checkpoint is closed afterwards."""

@@ -20,6 +20,7 @@ from ridgeline.models.files.gguf_scales import check_scales
 from ridgeline.models.weights.checkpoint import TensorSource, not_finite, stored_bytes
 from ridgeline.models.weights.dequant import Bytes, Floats, dequantize
 from ridgeline.models.weights.layout import Piece
+from ridgeline.models.weights.mxfp4 import TYPE as MXFP4
 from ridgeline.models.weights.packed_formats import FORMAT_NAMES, LOSSLESS, choose_format, is_lossless
 from ridgeline.models.weights.packed_plan import PADDING, PANEL_ROWS, Fused, Rows
 from ridgeline.models.weights.places import Place
@@ -168,15 +169,17 @@ def read_vector(fused: Fused, source: TensorSource, places: dict[Piece, Place], 
     return gathered
 
 
-def rounding_notes(matrices: Sequence[FusedMatrix]) -> tuple[str, ...]:
-    """What packing changes, for the start-up message; empty if every value is exact."""
-    rounded: Counter[tuple[str, Format]] = Counter()
+def conversion_notes(matrices: Sequence[FusedMatrix]) -> tuple[str, ...]:
+    """What packing changes, for the start-up message; empty if every value and every size is kept."""
+    changed: Counter[tuple[str, Format, str]] = Counter()
     for matrix in matrices:
-        for part in matrix.parts:
-            if not is_lossless(part.type, matrix.format):
-                rounded[part.type, matrix.format] += 1
+        for _, stored in {(part.name, part.type) for part in matrix.parts}:
+            if not is_lossless(stored, matrix.format):
+                changed[stored, matrix.format, "rounded to"] += 1
+            elif stored == MXFP4:
+                changed[stored, matrix.format, "expanded, with the same values, to"] += 1
     return tuple(
-        f"{count} tensor{'s' * (count > 1)} stored as {stored} {'are' if count > 1 else 'is'} rounded to "
+        f"{count} tensor{'s' * (count > 1)} stored as {stored} {'are' if count > 1 else 'is'} {change} "
         f"{FORMAT_NAMES[format]}"
-        for (stored, format), count in sorted(rounded.items())
+        for (stored, format, change), count in sorted(changed.items())
     )

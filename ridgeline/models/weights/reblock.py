@@ -11,7 +11,9 @@ from collections.abc import Callable
 import numpy as np
 
 from ridgeline.models.files.gguf import BLOCK_SIZES
-from ridgeline.models.weights.dequant import Bytes
+from ridgeline.models.weights.dequant import E2M1_DOUBLED, Bytes
+
+_LEAST_HALF = -24  # its exponent
 
 
 def reblock(rows: Bytes, source: str, target: str) -> Bytes:
@@ -52,6 +54,15 @@ def _q4_k_to_q5_k(blocks: Bytes, out: Bytes) -> None:
     out[:, 48:] = blocks[:, 16:]  # the fifth bits between them are all zero
 
 
+def _mxfp4_to_q8_0(blocks: Bytes, out: Bytes) -> None:
+    """E2M1 numbers are halves of integers. Steps below the least half-precision number round to it."""
+    exponents = blocks[:, :1].astype(np.int32) - 128
+    lowered = np.maximum(exponents, _LEAST_HALF) - exponents
+    out[:, :2] = np.ldexp(np.float32(1), exponents + lowered).astype("<f2").view(np.uint8)
+    numbers = E2M1_DOUBLED[_nibbles(blocks[:, 1:])]
+    out[:, 2:] = np.rint(np.ldexp(numbers, -lowered)).astype(np.int8).view(np.uint8)
+
+
 def _nibbles(packed: Bytes) -> Bytes:
     """[blocks, 16] → [blocks, 32]: all low nibbles, then all high ones."""
     return np.concatenate([packed & np.uint8(15), packed >> np.uint8(4)], axis=1)
@@ -63,4 +74,5 @@ _REWRITES: dict[tuple[str, str], Callable[[Bytes, Bytes], None]] = {
     ("Q4_0", "Q5_0"): _q4_0_to_q5_0,
     ("Q4_1", "Q5_1"): _q4_1_to_q5_1,
     ("Q4_K", "Q5_K"): _q4_k_to_q5_k,
+    ("MXFP4", "Q8_0"): _mxfp4_to_q8_0,
 }

@@ -6,6 +6,8 @@ The family's NameMap has the tensors' names; `safetensors_file` reads the format
 from __future__ import annotations
 
 import re
+import threading
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -17,10 +19,31 @@ from ridgeline.models.spec.families import FAMILIES
 from ridgeline.models.spec.model_spec import ModelSpec
 from ridgeline.models.weights.dequant import Bytes, Floats, dequantize_chunks
 from ridgeline.models.weights.layout import Piece
+from ridgeline.models.weights.mxfp4 import TYPE as MXFP4
+from ridgeline.models.weights.mxfp4 import joined, mxfp4_pairs
 from ridgeline.models.weights.places import Place, find_places
 
 COMPARED_BYTES = 1 << 22  # bytes compared at a time
 READABLE_DTYPES = ("F64", "F32", "F16", "BF16")
+KEPT_TENSORS = 2  # a layer's experts are two stacks, read expert by expert
+
+
+class _Recent:
+    """The last tensors that were made from stored ones: all experts of a stack read the same."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._made: dict[str, Bytes] = {}
+
+    def get(self, name: str, make: Callable[[], Bytes]) -> Bytes:
+        with self._lock:
+            found = self._made.pop(name, None)
+            if found is None:
+                while len(self._made) >= KEPT_TENSORS:
+                    del self._made[next(iter(self._made))]
+                found = make()
+            self._made[name] = found  # the newest comes last
+            return found
 
 
 class SafetensorsSource:
@@ -31,11 +54,17 @@ class SafetensorsSource:
         self.spec = spec
         self._files = {file: SafetensorsFile(file) for file in shard_paths(path)}
         self._places: dict[str, Path] = {}
+        self._scales: dict[str, Path] = {}  # of MXFP4 tensors
+        self._made = _Recent()
         for file, handle in self._files.items():
             for name in handle.tensors:
                 if name in self._places:
                     raise BrokenModel(f"{file}: tensor {name} is also in {self._places[name].name}")
                 self._places[name] = file
+        self._pairs = mxfp4_pairs({name: self.tensor(name) for name in self._places}, str(path))
+        for name, pair in self._pairs.items():
+            self._places[name] = self._places.pop(pair.blocks)
+            self._scales[name] = self._places.pop(pair.scales)
         names = self._names = FAMILIES[spec.family].hf_names
         embed = names.top["embed"]
         self._prefix = next((p for p in names.prefixes if p + embed in self._places), names.prefixes[0])
@@ -52,8 +81,9 @@ class SafetensorsSource:
         """As [out, in], also of tensors that are stored transposed."""
         return self._shapes
 
-    def is_transposed(self, name: str) -> bool:
-        return name in self._transposed
+    def is_verbatim(self, name: str) -> bool:
+        """Whether `raw` is a range of the file."""
+        return name not in self._transposed and name not in self._pairs
 
     def where(self, name: str) -> Path:
         return self._places[name]
@@ -63,6 +93,8 @@ class SafetensorsSource:
         return tied_head or self._harmless.search(name) is not None
 
     def type_of(self, name: str) -> str:
+        if name in self._pairs:
+            return MXFP4
         dtype = self._files[self._places[name]].tensors[name].dtype
         if dtype not in READABLE_DTYPES:
             raise UnsupportedModel(
@@ -72,12 +104,20 @@ class SafetensorsSource:
         return dtype
 
     def raw(self, name: str) -> Bytes:
-        """The tensor's bytes: a view of the file, or a copy of a transposed one as [out, in]."""
-        stored = self._files[self._places[name]].raw(name)
-        if name not in self._transposed:
-            return stored
+        """The tensor's bytes: a view of the file; of a transposed tensor a copy as [out, in], of an MXFP4
+        tensor its blocks with their scales."""
+        if self.is_verbatim(name):
+            return self._files[self._places[name]].raw(name)
+        return self._made.get(name, lambda: self._joined(name) if name in self._pairs else self._turned(name))
+
+    def _joined(self, name: str) -> Bytes:
+        pair = self._pairs[name]
+        blocks = self._files[self._places[name]].raw(pair.blocks)
+        return joined(blocks, self._files[self._scales[name]].raw(pair.scales))
+
+    def _turned(self, name: str) -> Bytes:
         shape = self.tensor(name).shape
-        elements = stored.reshape(*shape, -1)
+        elements = self._files[self._places[name]].raw(name).reshape(*shape, -1)
         return np.ascontiguousarray(elements.swapaxes(len(shape) - 2, len(shape) - 1)).reshape(-1)
 
     def tensor(self, name: str) -> SafetensorsTensor:
@@ -88,6 +128,8 @@ class SafetensorsSource:
         return None
 
     def _shape(self, name: str) -> tuple[int, ...]:
+        if name in self._pairs:
+            return self._pairs[name].shape
         shape = self.tensor(name).shape
         return (*shape[:-2], shape[-1], shape[-2]) if name in self._transposed else shape
 
@@ -95,7 +137,8 @@ class SafetensorsSource:
         layers = (self._names.layer_prefix.format(layer=layer) for layer in range(self.spec.num_layers))
         stored = self._names.transposed
         found = {self._prefix + layer + name for layer in layers for name in stored}
-        return {name for name in found if name in self._places and len(self.tensor(name).shape) >= 2}
+        plain = {name for name in found if name in self._places and name not in self._pairs}
+        return {name for name in plain if len(self.tensor(name).shape) >= 2}
 
     def _check_tied_head(self) -> None:
         """Some tied checkpoints store the head as well: it must be identical to the embedding."""

@@ -109,7 +109,7 @@ def _open(path: Path, files: ExitStack) -> int:
 
 def _is_direct(source: SafetensorsSource, place: Place) -> bool:
     """Whether the piece is one range of its file."""
-    return place.first_row is not None and not source.is_transposed(place.name)
+    return place.first_row is not None and source.is_verbatim(place.name)
 
 
 def _read_others(source: SafetensorsSource, places: dict[Piece, Place], weights: DecoderWeights) -> int:

@@ -64,12 +64,14 @@ class NormKind(IntEnum):
 
 
 class QkNorm(IntEnum):
-    """The norm of queries and keys before their rotation (rl_qk_norm)."""
+    """The norm of queries and keys around their rotation (rl_qk_norm)."""
 
     PLAIN = 0
     HEAD = 1
     PROJECTION = 2
     HEADS = 3
+    UNIT = 4
+    SCALED = 5
 
 
 class FfnKind(IntEnum):
@@ -83,6 +85,7 @@ class Scores(IntEnum):
 
     SOFTMAX = 0
     SIGMOID = 1
+    SPARSEMIXER = 2
 
 
 class Pooling(IntEnum):
@@ -172,7 +175,7 @@ EXPERTS_INTS = (
     *("num", "per_token", "size", "scores", "normalized", "scales_input"),
     *("groups", "top_groups", "shared_gate"),
 )
-EXPERTS_FLOATS = ("scale", "clamp")
+EXPERTS_FLOATS = ("scale", "clamp", "margin")
 
 
 class CExperts(ctypes.Structure):

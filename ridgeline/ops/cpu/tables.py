@@ -63,6 +63,7 @@ class ExpertsTable:
     shared_gate: bool = False
     scale: float = 1.0
     clamp: float = 0.0  # 0: none
+    margin: float = 0.0  # of sparsemixer
     choice_bias: Floats | None = None
 
 
@@ -87,7 +88,7 @@ class LayerTable:
     window: int = 0  # 0: full attention
     chunked: bool = False
     qk_norm: QkNorm = QkNorm.PLAIN
-    q_norm: Floats | None = None
+    q_norm: Floats | None = None  # of scaled queries: their factors, [max_context]
     k_norm: Floats | None = None
     sinks: Floats | None = None  # [heads]
     parallel: bool = False
@@ -127,6 +128,8 @@ def c_layer(layer: LayerTable, table: DecoderTable) -> CLayer:
     """Holds no reference to the arrays: the table must outlive it."""
     shared = layer.qk_norm is QkNorm.HEAD
     q_norm, k_norm = (table.head_dim * (1 if shared else heads) for heads in (table.heads, table.kv_heads))
+    if layer.qk_norm is QkNorm.SCALED:
+        q_norm = table.max_context
     fields: dict[str, Any] = {name: _norm(getattr(layer, name), table.hidden, name) for name in LAYER_NORMS}
     tables = (table.max_context, layer.rotary_dim // 2)
     for name, array, shape in (

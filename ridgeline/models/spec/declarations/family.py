@@ -23,7 +23,8 @@ from ridgeline.models.spec.names import GGUF_NAMES, HF_NAMES, Fused, NameMap
 #   listed      those of layer_types; all if the config has no such list (Ministral)
 #   from_layer  layers from max_window_layers on, if use_sliding_window is set (Qwen)
 #   pattern     all but every n-th layer (Gemma)
-WindowRule = Literal["never", "every", "listed", "from_layer", "pattern"]
+#   chunks      rotated layers, and it does not slide: attention restarts every attention_chunk_size (Llama 4)
+WindowRule = Literal["never", "every", "listed", "from_layer", "pattern", "chunks"]
 # A bias that a family always has, never has, or has where the config sets this key.
 Bias = bool | str
 PRE_NORMS = Norms()
@@ -58,16 +59,19 @@ class Family:
     output_bias: Bias = False
     qk_norm: QkNorm = ""
     qk_norm_key: str = ""  # the flag that turns qk_norm on
+    sinks: bool = False
     window_rule: WindowRule = "never"
     window_pattern: int = 0  # pattern: every n-th layer is full
 
     # ---- positions ----
     interleaved: bool = False  # the rotated pairs are neighbours, in the Hugging Face layout
     gguf_interleaved: bool = False  # the same in GGUF files
+    gguf_truncated: bool = True  # RopeScaling.truncate of GGUF files, which do not state it
     local_rope: bool = False  # windowed layers have a separate rope, never scaled
     no_rope_interval: int = 0  # every n-th layer is not rotated, unless no_rope_layers says which
     rope_in_windows_only: bool = False  # full layers are not rotated
     learned_positions: bool = False  # a table of positions in place of rotation
+    scaled_queries: bool = False  # queries of layers without rotation, if attn_temperature_tuning is set
 
     # ---- norms ----
     norm: Literal["rms", "layer"] = "rms"
@@ -83,6 +87,8 @@ class Family:
     activation_key: str = "hidden_act"
     activation: Activation = "silu"  # of GGUF files, which do not state it
 
+    head_bias: Bias = False
+
     # ---- scales ----
     scaled_embeddings: bool = False  # embeddings are multiplied by sqrt(hidden)
     divides_logits: bool = False  # GGUF: logit_scale is a divisor
@@ -93,6 +99,8 @@ class Family:
     hf_names: NameMap = HF_NAMES
     gguf_names: NameMap = GGUF_NAMES
     experts: ExpertKeys | None = None  # the family has routed experts
+    # Formats of its published checkpoints that are read besides plain floats.
+    formats: frozenset[str] = frozenset()
 
 
 def gguf_names_of(family: Family, stored: Collection[str]) -> NameMap:
@@ -103,4 +111,6 @@ def gguf_names_of(family: Family, stored: Collection[str]) -> NameMap:
         names = names.changed(NameMap.fused(Fused("attn_qkv.weight", ("q", "k", "v"))))
     if family.gated and f"{first}ffn_gate.weight" not in stored:
         names = names.changed(NameMap.fused(Fused("ffn_up.weight", ("gate", "up"))))
+    if any(name.endswith(".ffn_gate_up_exps.weight") for name in stored):
+        names = names.changed(NameMap.fused(Fused("ffn_gate_up_exps.weight", ("expert_gate", "expert_up"))))
     return names

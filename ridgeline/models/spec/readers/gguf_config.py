@@ -15,15 +15,17 @@ from ridgeline.models.errors import BrokenModel, ImpossibleShape, UnsupportedMod
 from ridgeline.models.files.config_values import ConfigValues, shown
 from ridgeline.models.files.gguf import GgufFile
 from ridgeline.models.spec.declarations.family import Family, gguf_names_of
-from ridgeline.models.spec.declarations.llama import MISTRAL
+from ridgeline.models.spec.declarations.llama import LLAMA, MISTRAL
+from ridgeline.models.spec.declarations.moe import MIXTRAL
 from ridgeline.models.spec.families import BY_GGUF_ARCHITECTURE
 from ridgeline.models.spec.ffn import Dense
 from ridgeline.models.spec.layer_spec import LayerSpec
-from ridgeline.models.spec.mixers import Attention
+from ridgeline.models.spec.mixers import Attention, QkNorm, QueryScale
 from ridgeline.models.spec.model_spec import ModelSpec, NormSpec, longest_context
 from ridgeline.models.spec.readers.end_tokens import gguf_end_ids
+from ridgeline.models.spec.readers.gguf_experts import read_gguf_experts
 from ridgeline.models.spec.readers.gguf_rope import ROPE_TENSORS, read_gguf_ropes
-from ridgeline.models.spec.readers.hf_config import MAX_LAYERS, ropes_of
+from ridgeline.models.spec.readers.hf_config import MAX_LAYERS, ropes_of, unrotated
 from ridgeline.models.spec.readers.hf_rope import rope_notes
 
 # Keys that repeat what the tensors say, or that do not affect the computation.
@@ -55,13 +57,14 @@ def spec_from_gguf(gguf: GgufFile) -> ModelSpec:
         vocab_size=vocab_size,
         max_context=longest_context(positions, ropes_of(layers)),
         layers=layers,
-        norm=NormSpec(values.number(EPS_KEYS[family.norm]), family.norm, family.norm_bias),
+        norm=NormSpec(_eps(values, family), family.norm, family.norm_bias),
         embedding_scale=hidden_size**0.5 if family.scaled_embeddings else scale("embedding_scale"),
         residual_scale=scale("residual_scale"),
         logit_scale=1 / logit_scale if family.divides_logits else logit_scale,
         logit_softcap=values.optional_number("final_logit_softcapping"),
         learned_positions=positions if family.learned_positions else 0,
         tied_embeddings="output.weight" not in gguf.tensors,
+        head_bias="output.bias" in gguf.tensors,
         bos_id=bos_id,
         eos_ids=eos_ids,
         pad_id=pad_id,
@@ -100,11 +103,16 @@ def _find_family(gguf: GgufFile, values: ConfigValues) -> Family:
             f"{gguf.path}: GGUF architecture {gguf.architecture!r} is not supported; supported are {known}"
         )
     experts = values.optional_integer("expert_count", minimum=0)
-    if experts:
-        raise UnsupportedModel(f"{gguf.path}: mixture of experts is not supported yet ({experts} experts)")
     values.optional_integer("expert_used_count", minimum=0)
+    if experts and family is LLAMA:
+        return MIXTRAL
+    if bool(experts) != (family.experts is not None):
+        raise UnsupportedModel(
+            f"{gguf.path}: {experts or 'no'} experts in the GGUF architecture {gguf.architecture!r} "
+            "are not supported"
+        )
     window = values.optional_integer("attention.sliding_window", minimum=0)
-    return MISTRAL if window and family.gguf_architecture == MISTRAL.gguf_architecture else family
+    return MISTRAL if window and family is LLAMA else family
 
 
 def _head_dim(values: ConfigValues, hidden_size: int, num_heads: int) -> int:
@@ -149,7 +157,8 @@ def _read_layers(
         softcap=values.optional_number("attn_logit_softcapping"),
         qkv_bias=has("q_bias"),
         output_bias=has("o_bias"),
-        qk_norm=(family.qk_norm or "head") if has("q_norm") else "",
+        qk_norm=_qk_norm(values, family, stored=has("q_norm")),
+        sinks=has("sinks"),
     )
     dense = Dense(
         values.integer("feed_forward_length"),
@@ -162,12 +171,28 @@ def _read_layers(
         family.norms, after=has("post_ffn_norm"), parallel=parallel, vectors=2 if family.norm_bias else 1
     )
     windows = _windows(values, family, count)
+    experts, expert_layers = read_gguf_experts(values, family, names, there, count)
+    local = replace(full, rope=local_rope, chunked=family.window_rule == "chunks")
     layers = []
     for index, window in enumerate(windows):
-        mixer = full if window is None else replace(full, rope=local_rope, window=window)
+        mixer = full if window is None else replace(local, window=window)
         rotated = window is not None if family.rope_in_windows_only else _is_rotated(family, index)
-        layers.append(LayerSpec(mixer if rotated else replace(mixer, rope=None), dense, norms))
+        ffn = experts if experts is not None and index in expert_layers else dense
+        layers.append(LayerSpec(mixer if rotated else unrotated(mixer, _query_scale(family)), ffn, norms))
     return tuple(layers), notes
+
+
+def _qk_norm(values: ConfigValues, family: Family, *, stored: bool) -> QkNorm:
+    """GGUF files do not state Llama 4's norm without weights: all but Maverick, with 128 experts, have it."""
+    if family.qk_norm == "unit":
+        return "" if values.integer("expert_count") == 128 else "unit"
+    return (family.qk_norm or "head") if stored else ""
+
+
+def _query_scale(family: Family) -> QueryScale | None:
+    if not family.scaled_queries:
+        return None
+    return QueryScale(family.defaults["attn_scale"], family.defaults["floor_scale"])
 
 
 def _is_rotated(family: Family, index: int) -> bool:
@@ -176,6 +201,9 @@ def _is_rotated(family: Family, index: int) -> bool:
 
 def _windows(values: ConfigValues, family: Family, count: int) -> list[int | None]:
     size = values.optional_integer("attention.sliding_window", minimum=0) or None
+    if family.window_rule == "chunks":
+        chunk: int = family.defaults["attention_chunk_size"]
+        return [chunk if _is_rotated(family, index) else None for index in range(count)]
     if family.window_rule == "pattern" and size is None:
         raise BrokenModel(f"{values.where}: {family.name} needs attention.sliding_window, which is missing")
     if family.window_rule in ("from_layer", "never") and size is not None:
@@ -186,6 +214,11 @@ def _windows(values: ConfigValues, family: Family, count: int) -> list[int | Non
     if family.window_rule == "pattern":
         pattern = values.optional_integer("attention.sliding_window_pattern") or family.window_pattern
     return [None if pattern and (index + 1) % pattern == 0 else size for index in range(count)]
+
+
+def _eps(values: ConfigValues, family: Family) -> float:
+    """Phi-3.5-MoE's LayerNorm has it under the key of RMSNorm."""
+    return values.optional_number(EPS_KEYS[family.norm]) or values.number(EPS_KEYS["rms"])
 
 
 def _vocab_size(gguf: GgufFile, hidden_size: int) -> int:

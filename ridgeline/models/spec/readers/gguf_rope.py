@@ -41,7 +41,10 @@ def read_gguf_ropes(
             f"{values.where}: partial rotation of heads ({dim} of {head_dim}) is not supported in the family "
             f"{family.name}"
         )
-    scaling = _read_longrope(gguf, values, dim) if LONG_FACTORS in gguf.tensors else _read_scaling(values)
+    if LONG_FACTORS in gguf.tensors:
+        scaling: RopeScaling | None = _read_longrope(gguf, values, dim)
+    else:
+        scaling = _read_scaling(values, family)
     notes: tuple[str, ...] = ()
     if ROPE_DIVISORS in gguf.tensors:
         scaling, notes = _read_divisors(gguf, family, theta, dim, scaling)
@@ -82,7 +85,7 @@ def _factors(gguf: GgufFile, name: str, dim: int) -> tuple[float, ...]:
     return tuple(float(str(factor)) for factor in factors)
 
 
-def _read_scaling(values: ConfigValues) -> RopeScaling | None:
+def _read_scaling(values: ConfigValues, family: Family) -> RopeScaling | None:
     kind = values.optional_text("rope.scaling.type") or "none"
     factor = values.optional_number("rope.scaling.factor") or values.optional_number("rope.scale_linear")
     original = values.optional_integer("rope.scaling.original_context_length")
@@ -94,7 +97,14 @@ def _read_scaling(values: ConfigValues) -> RopeScaling | None:
     if kind == "yarn":
         if factor is None or original is None:
             raise BrokenModel(f"{values.where}: yarn needs rope.scaling.factor and .original_context_length")
-        return RopeScaling("yarn", factor, original, beta_fast=beta_fast, beta_slow=beta_slow)
+        return RopeScaling(
+            "yarn",
+            factor,
+            original,
+            beta_fast=beta_fast,
+            beta_slow=beta_slow,
+            truncate=family.gguf_truncated,
+        )
     if kind not in ("none", "linear"):
         raise UnsupportedModel(
             f"{values.where}: rotary positions of kind {kind!r} are not supported; linear and yarn are"

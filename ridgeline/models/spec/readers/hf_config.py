@@ -16,8 +16,9 @@ from ridgeline.models.spec.declarations.family import Bias, Family
 from ridgeline.models.spec.families import BY_MODEL_TYPE, SERVED_FAMILIES
 from ridgeline.models.spec.ffn import Activation, Dense, Experts, Router
 from ridgeline.models.spec.layer_spec import LayerSpec, Norms
-from ridgeline.models.spec.mixers import Attention, QkNorm
+from ridgeline.models.spec.mixers import Attention, QkNorm, QueryScale
 from ridgeline.models.spec.model_spec import ModelSpec, NormSpec, longest_context
+from ridgeline.models.spec.moe_families import ExpertKeys
 from ridgeline.models.spec.readers.hf_features import (
     JUDGED_KEYS,
     SILENT_KEYS,
@@ -90,6 +91,7 @@ def spec_from_hf(
         logit_softcap=_logit_softcap(values, family),
         learned_positions=positions if family.learned_positions else 0,
         tied_embeddings=values.flag("tie_word_embeddings", default=False),
+        head_bias=_bias(values, family.head_bias),
         bos_id=bos_id,
         eos_ids=eos_ids,
         pad_id=pad_id,
@@ -189,9 +191,10 @@ def _read_layers(values: ConfigValues, family: Family, hidden_size: int) -> tupl
         qkv_bias=_bias(values, family.qkv_bias),
         output_bias=_bias(values, family.output_bias),
         qk_norm=_qk_norm(values, family),
+        sinks=family.sinks,
     )
     dense = Dense(
-        _ffn_size(values, family, "intermediate_size", hidden_size),
+        _ffn_size(values, family, hidden_size),
         gated=family.gated,
         bias=_bias(values, family.ffn_bias),
         activation=_activation(values, family),
@@ -200,19 +203,35 @@ def _read_layers(values: ConfigValues, family: Family, hidden_size: int) -> tupl
     windows = read_windows(values, family, count)
     rotated = rotated_layers(values, family, windows, count)
     experts, dense_layers = _read_experts(values, family, count, dense.activation)
+    local = replace(attention, rope=local_rope, chunked=family.window_rule == "chunks")
+    scale = _query_scale(values, family)
     layers = []
     for index, window in enumerate(windows):
-        mixer = attention if window is None else replace(attention, window=window, rope=local_rope)
+        mixer = attention if window is None else replace(local, window=window)
         ffn = dense if experts is None or index in dense_layers else experts
-        layers.append(LayerSpec(mixer if rotated[index] else replace(mixer, rope=None), ffn, norms))
+        layers.append(LayerSpec(mixer if rotated[index] else unrotated(mixer, scale), ffn, norms))
     return tuple(layers)
+
+
+def unrotated(mixer: Attention, scale: QueryScale | None) -> Attention:
+    """The same attention without rotation, and so without the norm that follows it."""
+    norm: QkNorm = "" if mixer.qk_norm == "unit" else mixer.qk_norm
+    return replace(mixer, rope=None, qk_norm=norm, query_scale=scale)
+
+
+def _query_scale(values: ConfigValues, family: Family) -> QueryScale | None:
+    """Of layers without rotation. Older configs have a number in place of the flag."""
+    if not family.scaled_queries or not values.has("attn_temperature_tuning"):
+        return None
+    return QueryScale(values.number("attn_scale"), values.number("floor_scale"))
 
 
 def _stated_context(values: ConfigValues, family: Family) -> int | None:
     return values.optional_integer(family.context_key) if family.context_key else None
 
 
-def _ffn_size(values: ConfigValues, family: Family, key: str, hidden_size: int) -> int:
+def _ffn_size(values: ConfigValues, family: Family, hidden_size: int) -> int:
+    key = "intermediate_size" if family.experts is None else family.experts.dense_size
     if family.ffn_multiple:
         return values.optional_integer(key) or family.ffn_multiple * hidden_size
     return values.integer(key)
@@ -312,7 +331,6 @@ def _read_experts(
     keys = family.experts
     if keys is None:
         return None, set()
-    normalized = values.flag(keys.normalized, default=False) if keys.normalized else True
     shared = (values.optional_integer(keys.shared_size, minimum=0) or 0) if keys.shared_size else 0
     experts = Experts(
         num=_first_integer(values, keys.num),
@@ -321,11 +339,31 @@ def _read_experts(
         shared_size=shared,
         shared_gate=keys.shared_gate and shared > 0,
         activation=activation,
-        router=Router(normalized=normalized),
+        router=_read_router(values, keys),
+        clamp=values.number(keys.clamp) if keys.clamp else None,
+        bias=keys.bias,
     )
+    if experts.router.scores == "sparsemixer" and experts.per_token != 2:
+        raise UnsupportedModel(
+            f"{values.where}: routing by sparsemixer chooses 2 experts; "
+            f"num_experts_per_tok = {experts.per_token} is not supported"
+        )
+    return experts, _dense_layers(values, keys, num_layers)
+
+
+def _read_router(values: ConfigValues, keys: ExpertKeys) -> Router:
+    router = keys.router
+    if keys.normalized:
+        router = replace(router, normalized=values.flag(keys.normalized, default=False))
+    return replace(router, margin=2 * values.number(keys.margin)) if keys.margin else router
+
+
+def _dense_layers(values: ConfigValues, keys: ExpertKeys, num_layers: int) -> set[int]:
     every = (values.optional_integer(keys.every) or 1) if keys.every else 1
+    if keys.expert_layers and values.states(keys.expert_layers):
+        return set(range(num_layers)) - set(values.integers(keys.expert_layers))
     dense = set(values.integers(keys.dense_layers)) if keys.dense_layers else set()
-    return experts, {index for index in range(num_layers) if index in dense or (index + 1) % every}
+    return {index for index in range(num_layers) if index in dense or (index + 1) % every}
 
 
 def _first_integer(values: ConfigValues, keys: tuple[str, ...]) -> int:

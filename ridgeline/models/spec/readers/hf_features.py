@@ -41,6 +41,7 @@ FEATURES: tuple[Feature, ...] = (
     Feature("blocks that differ from layer to layer", ("block_configs", "layers_block_type")),
     Feature("attention sinks", ("add_swa_attention_sink_bias", "add_full_attention_sink_bias")),
     Feature("a clamped SwiGLU", ("swiglu_limit",)),
+    Feature("another gain of the clamped SwiGLU", ("swiglu_alpha",), harmless=(1.702,)),
     Feature("chunked attention", ("attention_chunk_size",)),
     Feature("gated attention outputs", ("attn_output_gate", "attention_output_gate")),
     Feature("scaled attention values", ("attention_value_scale",)),
@@ -110,6 +111,9 @@ SILENT_KEYS = {
     "output_router_logits",
     "router_aux_loss_coef",
     "router_jitter_noise",
+    "input_jitter_noise",
+    "experts_per_token",  # gpt-oss states it twice
+    "initial_context_length",
     "max_window_layers",
     "reorder_and_upcast_attn",
     "summary_activation",
@@ -140,10 +144,8 @@ SILENT_KEYS = {
     "encoder_no_repeat_ngram_size",
 }
 
-# Features that a family always has, without a key for them.
-IMPLIED = {"gpt_oss": "attention sinks"}
-
 ORDINARY_LAYER_TYPES = ("full_attention", "sliding_attention")
+CHUNK_SIZE = "attention_chunk_size"
 EXPERT_KEYS = ("num_experts", "num_local_experts", "n_routed_experts", "enable_moe_block")
 # Keys handled by `unreadable_features` and `routed_experts`.
 JUDGED_KEYS = {*EXPERT_KEYS, *(key for feature in FEATURES for key in feature.keys)}
@@ -156,14 +158,12 @@ def unreadable_features(config: Mapping[str, Any], read: Collection[str] = ()) -
     """
     unread = {key: value for key, value in config.items() if key not in read}
     found = [words for feature in FEATURES if (words := _asked_for(feature, unread))]
-    implied = IMPLIED.get(str(config.get("model_type")))
-    if implied:
-        found.insert(0, implied)
     layer_types = config.get("layer_types")
     if isinstance(layer_types, list):
-        for kind in sorted({str(kind) for kind in layer_types} - set(ORDINARY_LAYER_TYPES)):
+        known = {*ORDINARY_LAYER_TYPES, *(("chunked_attention",) if CHUNK_SIZE in read else ())}
+        for kind in sorted({str(kind) for kind in layer_types} - known):
             words = f"{kind.replace('_', ' ')} layers"
-            if not any(known.startswith(words) for known in found):
+            if not any(other.startswith(words) for other in found):
                 found.append(f"{words} (layer_types)")
     return found
 

@@ -41,6 +41,8 @@ PLAIN_WORDS = {"mrope": "multi-axis rotary positions"}
 def read_ropes(values: ConfigValues, family: Family, head_dim: int) -> tuple[RopeSpec, RopeSpec]:
     """The rope of full-attention layers and that of windowed ones; usually the same."""
     newer, older = values.mapping("rope_parameters"), values.mapping("rope_scaling")
+    if older and not values.states("rope_parameters"):
+        newer = None  # the family's default
     theta = values.number("rope_theta")
     if not family.local_rope:
         if newer and older and newer != older:
@@ -139,8 +141,6 @@ def _original_context(values: ConfigValues, config: ConfigValues) -> int:
 
 
 def _read_yarn(values: ConfigValues, config: ConfigValues) -> RopeScaling:
-    if not values.flag("truncate", True):
-        raise UnsupportedModel(f"{config.where}: yarn without truncation is not supported (truncate = false)")
     original = _original_context(values, config)
     factor = values.optional_number("factor") or config.integer("max_position_embeddings") / original
     attention_factor = values.optional_number("attention_factor")
@@ -153,6 +153,7 @@ def _read_yarn(values: ConfigValues, config: ConfigValues) -> RopeScaling:
         original,
         beta_fast=values.optional_number("beta_fast") or 32.0,
         beta_slow=values.optional_number("beta_slow") or 1.0,
+        truncate=values.flag("truncate", True),
         attention_factor=attention_factor,
         last_position=original if values.has("llama_4_scaling_beta") else None,
     )
@@ -161,7 +162,7 @@ def _read_yarn(values: ConfigValues, config: ConfigValues) -> RopeScaling:
 def _read_longrope(values: ConfigValues, config: ConfigValues, dim: int) -> RopeScaling:
     original = _original_context(values, config)
     factor = values.optional_number("factor") or config.integer("max_position_embeddings") / original
-    attention_factor = values.optional_number("attention_factor")
+    attention_factor = values.optional_number("long_mscale") or values.optional_number("attention_factor")
     if attention_factor is None:
         attention_factor = math.sqrt(1 + math.log(factor) / math.log(original)) if factor > 1 else 1.0
     factors = {}
@@ -177,6 +178,7 @@ def _read_longrope(values: ConfigValues, config: ConfigValues, dim: int) -> Rope
         factor,
         original,
         attention_factor=attention_factor,
+        short_attention_factor=values.optional_number("short_mscale"),
         short_factors=factors["short_factor"],
         long_factors=factors["long_factor"],
     )

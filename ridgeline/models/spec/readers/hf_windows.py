@@ -11,10 +11,13 @@ from ridgeline.models.errors import BrokenModel, UnsupportedModel
 from ridgeline.models.files.config_values import ConfigValues
 from ridgeline.models.spec.declarations.family import Family
 
+CHUNKED = "chunked_attention"
+
 
 def read_windows(values: ConfigValues, family: Family, count: int) -> list[int | None]:
     """Each layer's window, by the family's rule and, if given, the config's list of layer types."""
-    size = values.optional_integer("sliding_window", minimum=0) or None
+    key = "attention_chunk_size" if family.window_rule == "chunks" else "sliding_window"
+    size = values.optional_integer(key, minimum=0) or None
     if not values.flag("use_sliding_window", default=True):
         size = None
     if (
@@ -25,7 +28,7 @@ def read_windows(values: ConfigValues, family: Family, count: int) -> list[int |
         size = None
     windowed = _windowed_layers(values, family, count, size)
     if any(windowed) and size is None:
-        raise BrokenModel(f"{values.where}: layer_types has windowed layers, but sliding_window is not set")
+        raise BrokenModel(f"{values.where}: layer_types has windowed layers, but {key} is not set")
     if size is not None and family.window_rule == "never":
         raise UnsupportedModel(
             f"{values.where}: a sliding window ({size} tokens) in the family {family.name} is not supported"
@@ -38,7 +41,7 @@ def _windowed_layers(values: ConfigValues, family: Family, count: int, size: int
     stated = values.optional_texts("layer_types")
     if stated is None:
         return by_rule
-    windowed = [kind == "sliding_attention" for kind in stated]
+    windowed = [kind in ("sliding_attention", CHUNKED) for kind in stated]
     if len(windowed) != count:
         raise BrokenModel(f"{values.where}: layer_types has {len(windowed)} entries for {count} layers")
     if family.window_rule in ("never", "every") and windowed != by_rule:
@@ -51,6 +54,8 @@ def _windowed_layers(values: ConfigValues, family: Family, count: int, size: int
 
 def _windows_by_rule(values: ConfigValues, family: Family, count: int, size: int | None) -> list[bool]:
     pattern = values.optional_integer("sliding_window_pattern") or family.window_pattern
+    if family.window_rule == "chunks":
+        return rotated_layers(values, family, (), count)
     if size is None or family.window_rule == "never":
         return [False] * count
     if family.window_rule == "from_layer":

@@ -1,4 +1,4 @@
-"""Shapes of models that mix windowed with full attention: gpt-oss, MiMo-V2, Step 3, Gemma 4, Llama 4.
+"""Shapes of models that mix windowed with full attention: MiMo-V2, Step 3, Gemma 4.
 
 Called by `find_spec` through its table. Differences between layers are read from each config's own list.
 """
@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from ridgeline.models.errors import BrokenModel, UnsupportedModel
 from ridgeline.models.files.config_values import ConfigValues
-from ridgeline.models.spec.ffn import Dense, Experts, Ffn, Router
+from ridgeline.models.spec.ffn import Dense, Experts, Ffn
 from ridgeline.models.spec.layer_spec import LayerSpec, Norms
 from ridgeline.models.spec.mixers import Attention
 from ridgeline.models.spec.model_spec import ModelSpec
@@ -21,33 +21,6 @@ from ridgeline.models.spec.readers.planner_config import (
 from ridgeline.models.spec.readers.vision import gemma_tower
 
 SLIDING = "sliding_attention"
-
-
-def read_gpt_oss(config: PlannerConfig) -> ModelSpec:
-    """Sinks in every layer, and experts with biases."""
-    values = config.text()
-    window, bias = values.integer("sliding_window"), values.flag("attention_bias", default=True)
-    experts = Experts(
-        num=values.integer("num_local_experts"),
-        per_token=values.integer("num_experts_per_tok"),
-        size=values.integer("intermediate_size"),
-        bias=True,
-        router=Router(bias=True),
-    )
-
-    def attention(kind: str) -> Attention:
-        return Attention(
-            heads=values.integer("num_attention_heads"),
-            kv_heads=values.integer("num_key_value_heads"),
-            head_dim=values.integer("head_dim"),
-            window=window if kind == SLIDING else None,
-            qkv_bias=bias,
-            output_bias=bias,
-            sinks=True,
-        )
-
-    layers = tuple(LayerSpec(attention(kind), experts) for kind in _kinds(values))
-    return planned_spec(config, values, "gpt_oss", layers)
 
 
 def read_mimo_v2(config: PlannerConfig) -> ModelSpec:
@@ -163,38 +136,6 @@ def _gemma_ffn(values: ConfigValues) -> tuple[Ffn, Norms]:
         other_vectors=hidden + num,  # scales of the router's input and of its choices
     )
     return experts, Norms(after=True, others=3)
-
-
-def read_llama4(config: PlannerConfig) -> ModelSpec:
-    """Three layers attend within chunks, every fourth to everything; experts in all or alternate layers."""
-    values = config.text(defaults={"no_rope_layer_interval": 4})
-    count, step = layer_count(values), values.integer("interleave_moe_layer_step")
-    interval, chunk = values.integer("no_rope_layer_interval"), values.integer("attention_chunk_size")
-    size = values.integer("intermediate_size")
-    experts = Experts(
-        num=values.integer("num_local_experts"),
-        per_token=values.integer("num_experts_per_tok"),
-        size=size,
-        shared_size=size,
-    )
-    dense = Dense(values.integer("intermediate_size_mlp"))
-
-    def attention(index: int) -> Attention:
-        whole = (index + 1) % interval == 0
-        return Attention(
-            heads=values.integer("num_attention_heads"),
-            kv_heads=values.integer("num_key_value_heads"),
-            head_dim=values.integer("head_dim"),
-            window=None if whole else chunk,
-            chunked=not whole,
-            qkv_bias=values.flag("attention_bias", default=False),
-            output_bias=values.flag("attention_bias", default=False),
-        )
-
-    layers = tuple(
-        LayerSpec(attention(index), experts if (index + 1) % step == 0 else dense) for index in range(count)
-    )
-    return planned_spec(config, values, "llama4", layers)
 
 
 def _kinds(values: ConfigValues) -> list[str]:
