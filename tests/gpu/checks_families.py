@@ -54,7 +54,7 @@ def _reference_logits(model: torch.nn.Module, prompt: list[int], output: list[in
     return logits.float()
 
 
-def _compare(name: str, dtype: str, deterministic: bool = False) -> None:
+def _compare(name: str, dtype: str, deterministic: bool = False, together: int = PROMPTS) -> None:
     model = tiny_model(name)
     with tempfile.TemporaryDirectory() as folder:
         model.save_pretrained(folder)
@@ -64,7 +64,10 @@ def _compare(name: str, dtype: str, deterministic: bool = False) -> None:
     rng = random.Random(name)
     prompts = [[rng.randrange(3, VOCAB) for _ in range(rng.randrange(1, 60))] for _ in range(PROMPTS)]
     runner = cuda_runner(spec, weights, SIZES, deterministic=deterministic)
-    found = serve(runner, SIZES, [(prompt, greedy(OUTPUT_TOKENS)) for prompt in prompts])
+    work = [(prompt, greedy(OUTPUT_TOKENS)) for prompt in prompts]
+    found = []
+    for first in range(0, len(work), together):
+        found += serve(runner, SIZES, work[first : first + together])
     ties = 0
     for prompt, (answer,) in zip(prompts, found, strict=True):
         assert answer.error is None, answer.error
@@ -96,6 +99,26 @@ def check_qwen3_in_float32() -> None:
 
 def check_qwen3_in_float32_deterministic() -> None:
     _compare("qwen3", "float32", deterministic=True)
+
+
+def check_single_rows_of_qwen3_in_float32() -> None:
+    _compare("qwen3", "float32", together=1)
+
+
+def check_qwen3_moe_in_float32() -> None:
+    _compare("qwen3-moe", "float32")
+
+
+def check_single_rows_of_qwen3_moe_in_float32() -> None:
+    _compare("qwen3-moe", "float32", together=1)
+
+
+def check_single_rows_of_qwen3_moe_in_bfloat16() -> None:
+    _compare("qwen3-moe", "bfloat16", together=1)
+
+
+def check_single_rows_of_a_model_with_two_kinds_of_layers_in_float32() -> None:
+    _compare("qwen2-moe", "float32", together=1)
 
 
 def check_mistral_in_float32() -> None:

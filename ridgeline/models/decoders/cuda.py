@@ -2,22 +2,21 @@
 
 The runner calls `forward` once per step, eagerly or while a graph is captured: nothing here allocates,
 synchronizes or reads a value from the device. It computes the same as `reference`; the kernels depend only on
-the number of tokens: matrix-vector kernels for a few, split matrix products for a decode batch, cuBLAS
-beyond, and one fixed arithmetic for all of them in deterministic mode.
+the number of tokens: fused layers for one, split matrix products for a decode batch, cuBLAS beyond, and one
+fixed arithmetic for all of them in deterministic mode.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import partial
-from typing import cast
 
 import torch
 from torch import Tensor
 
 from ridgeline.models.decoders.cuda_buffers import Buffers
-from ridgeline.models.decoders.cuda_ffn import GatedActivation, build_ffn
-from ridgeline.models.spec.ffn import Dense
+from ridgeline.models.decoders.cuda_few import FusedLayer, fused_layer
+from ridgeline.models.decoders.cuda_ffn import build_ffn
 from ridgeline.models.spec.mixers import Attention
 from ridgeline.models.spec.model_spec import ModelSpec
 from ridgeline.models.spec.rope import RopeSpec
@@ -79,8 +78,10 @@ class CudaDecoder:
             for layer, w in zip(spec.layers, weights.layers, strict=True)
             if layer.ffn is not None
         ]
-        # One token passes plain layers in five kernels each.
-        self._fuses = all(isinstance(layer.ffn, Dense) and not layer.norms.after for layer in spec.layers)
+        self._fused = [
+            fused_layer(spec, number, w, buffers, deterministic=deterministic)
+            for number, w in enumerate(weights.layers)
+        ]
         device = weights.embed.device
         self._ropes: dict[RopeSpec | None, tuple[Tensor, Tensor]] = {
             rope: (torch.from_numpy(cos).to(device), torch.from_numpy(sin).to(device))
@@ -91,9 +92,6 @@ class CudaDecoder:
         """Compute the step's tokens, write their KV, and return logits [num_logits, vocab] in the model's
         dtype, valid until the next call. The hidden states of all `logit_rows` are then in buffers.normed.
         """
-        fuses = self._fuses and uses_gemv(step.num_tokens, deterministic=self.deterministic)
-        if step.only_decodes and fuses:
-            return self._forward_few(step)
         spec, weights, buffers, eps = self.spec, self.weights, self.buffers, self.spec.norm.eps
         tokens = step.num_tokens
         residual, normed = buffers.residual[:tokens], buffers.normed[:tokens]
@@ -102,7 +100,14 @@ class CudaDecoder:
         scale, first = spec.embedding_scale, there(weights.layers[0].attn_norm)
         embed_norm(step.token_ids, weights.embed, scale, first, eps, residual, normed, tile=tile)
         next_norms = [*(there(layer.attn_norm) for layer in weights.layers[1:]), weights.final_norm]
+        few = step.only_decodes and uses_gemv(tokens, deterministic=self.deterministic)
+        fused: list[FusedLayer | None] = self._fused if few else [None] * spec.num_layers
         for number, (mixer, w) in enumerate(zip(spec.attentions, weights.layers, strict=True)):
+            if layer := fused[number]:
+                layer.forward(residual, partial(self._attend_fused, number, step))
+                if number + 1 < spec.num_layers and not fused[number + 1]:
+                    add_norm(None, residual, next_norms[number], eps, normed)
+                continue
             qkv = self._project(normed, w.qkv, buffers.qkv, step)
             self._attend(qkv, mixer, w, self.kv[number], step)
             branch = self._project(buffers.attended[:tokens], w.o, buffers.branch, step)
@@ -129,6 +134,10 @@ class CudaDecoder:
                 rows=rows,
                 tile=tile,
             )
+        if fused[-1]:
+            logits = buffers.logits[:tokens]
+            gemv(residual, weights.lm_head, logits, norm_weight=weights.final_norm, eps=eps)
+            return self._capped(logits)
         return self.logits(buffers.normed[: step.num_logits])
 
     def logits(self, hidden: Tensor) -> Tensor:
@@ -142,42 +151,6 @@ class CudaDecoder:
     def _capped(self, logits: Tensor) -> Tensor:
         cap = self.spec.logit_softcap
         return logits if cap is None else logits.div_(cap).tanh_().mul_(cap)
-
-    # ── few rows: five kernels per layer, norms inside the products ─────────────────────────────────────
-
-    def _forward_few(self, step: DeviceStep) -> Tensor:
-        spec, weights, buffers, eps = self.spec, self.weights, self.buffers, self.spec.norm.eps
-        rows = step.num_tokens
-        residual, normed, gates = buffers.residual[:rows], buffers.normed[:rows], buffers.gated[:rows]
-        qkv, attended = buffers.qkv[:rows], buffers.attended[:rows]
-        first = weights.layers[0]
-        activation = cast(GatedActivation, spec.layers[0].ffn.activation)  # type: ignore[union-attr]
-        embed_norm(
-            step.token_ids,
-            weights.embed,
-            spec.embedding_scale,
-            there(first.attn_norm),
-            eps,
-            residual,
-            normed,
-        )
-        for number, (mixer, w) in enumerate(zip(spec.attentions, weights.layers, strict=True)):
-            gemv(residual, w.qkv, qkv, norm_weight=w.attn_norm, eps=eps, bias=w.qkv_bias)
-            self._attend_decodes(qkv, mixer, w, self.kv[number], step, bias=None)
-            gemv(attended, w.o, None, residual=residual, bias=w.o_bias)
-            gemv(
-                residual,
-                there(w.gate_up),
-                gates,
-                norm_weight=w.ffn_norm,
-                eps=eps,
-                activation=activation,
-                bias=w.gate_up_bias,
-            )
-            gemv(gates, there(w.down), None, residual=residual, bias=w.down_bias)
-        logits = buffers.logits[:rows]
-        gemv(residual, weights.lm_head, logits, norm_weight=weights.final_norm, eps=eps)
-        return self._capped(logits)
 
     # ── the parts ────────────────────────────────────────────────────────────────────────────────────────
 
@@ -232,6 +205,11 @@ class CudaDecoder:
             softcap=mixer.softcap,
             deterministic=self.deterministic,
         )
+
+    def _attend_fused(self, number: int, step: DeviceStep, qkv: Tensor) -> None:
+        """Attention of a fused layer, whose QKV linear has added its bias."""
+        mixer, w = self.spec.attentions[number], self.weights.layers[number]
+        self._attend_decodes(qkv, mixer, w, self.kv[number], step, bias=None)
 
     def _attend_decodes(
         self,

@@ -78,6 +78,11 @@ class Buffers:
         )
 
 
+def part_of(buffer: Tensor, rows: int, width: int) -> Tensor:
+    """[rows, width] at the beginning of a buffer that is wider where layers differ in size."""
+    return buffer.flatten()[: rows * width].view(rows, width)
+
+
 def _for_experts(spec: ModelSpec, dtype: torch.dtype, device: torch.device, tokens: int) -> dict[str, Any]:
     """One scratch is large enough for the experts of every layer."""
     kinds = {layer.ffn for layer in spec.layers if isinstance(layer.ffn, Experts)}

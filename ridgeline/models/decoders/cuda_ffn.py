@@ -12,7 +12,7 @@ from typing import Literal, Protocol, cast
 import torch
 from torch import Tensor
 
-from ridgeline.models.decoders.cuda_buffers import Buffers
+from ridgeline.models.decoders.cuda_buffers import Buffers, part_of
 from ridgeline.models.spec.ffn import Dense, Experts, Ffn
 from ridgeline.models.weights.torch_weights import LayerWeights, there
 from ridgeline.ops.cuda.experts.experts import experts
@@ -130,15 +130,15 @@ class _Gated:
         self._weights, self._buffers, self._deterministic = weights, buffers, deterministic
 
     def __call__(self, normed: Tensor) -> Tensor:
-        tokens = len(normed)
-        out = self._buffers.gated[:tokens]
+        tokens, weight = len(normed), there(self._weights.gate_up)
+        out = part_of(self._buffers.gated, tokens, len(weight) // 2)
         gate_up(
             normed,
-            there(self._weights.gate_up),
+            weight,
             out,
             self._activation,
             bias=self._weights.gate_up_bias,
-            scratch=self._buffers.gate_up[:tokens],
+            scratch=part_of(self._buffers.gate_up, tokens, len(weight)),
             deterministic=self._deterministic,
         )
         return out

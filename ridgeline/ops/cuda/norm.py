@@ -65,7 +65,7 @@ def embed_norm(
 
 
 def add_norm(
-    branch: Tensor,
+    branch: Tensor | None,
     residual: Tensor,
     weight: Tensor,
     eps: float,
@@ -78,9 +78,10 @@ def add_norm(
 ) -> None:
     """residual [T, hidden] += branch; normed = rms_norm(residual).
 
-    The branch first gets its bias, and its own norm with `post_weight`. With `rows` [L], normed [L, hidden]
-    is computed for these rows only, and the residual is not updated: after the last layer it is not read, so
-    a row may occur twice (padding). `tile`: the result of `norm_tile` for another number of rows.
+    Without a branch the residual is only read. The branch first gets its bias, and its own norm with
+    `post_weight`. With `rows` [L], normed [L, hidden] is computed for these rows only, and the residual is
+    not updated: after the last layer it is not read, so a row may occur twice (padding). `tile`: the result
+    of `norm_tile` for another number of rows.
     """
     count, hidden = normed.shape
     if count == 0:
@@ -98,7 +99,7 @@ def add_norm(
         count,
         hidden,
         residual.shape[0],
-        SPLITS=branch.shape[0] if branch.ndim == 3 else 0,
+        SPLITS=branch.shape[0] if branch is not None and branch.ndim == 3 else 0,
         ROWS=together,
         BLOCK=triton.next_power_of_2(hidden),
         PDL=PDL,
@@ -166,17 +167,19 @@ def _add_norm_kernel(
         row = tl.load(rows + target, mask=target < count, other=0)
     offsets = row.to(tl.int64)[:, None] * hidden + column[None, :]
     kept = tl.load(residual + offsets, mask=mask, other=0.0).to(tl.float32)
-    added = sum_of_splits(branch, offsets, mask, branch_rows.to(tl.int64) * hidden, SPLITS)
-    if bias is not None:
-        added += tl.load(bias + column[None, :], mask=inside[None, :], other=0.0).to(tl.float32)
-    added = added.to(dtype).to(tl.float32)
-    if post_weight is not None:
-        post = tl.load(post_weight + column[None, :], mask=inside[None, :], other=0.0)
-        added = (added * rms_scale(added, hidden, eps) * post).to(dtype).to(tl.float32)
-    x = (kept + added).to(dtype)
-    if rows is None:
-        tl.store(residual + offsets, x, mask=mask)
-    x = x.to(tl.float32)
+    x = kept
+    if branch is not None:
+        added = sum_of_splits(branch, offsets, mask, branch_rows.to(tl.int64) * hidden, SPLITS)
+        if bias is not None:
+            added += tl.load(bias + column[None, :], mask=inside[None, :], other=0.0).to(tl.float32)
+        added = added.to(dtype).to(tl.float32)
+        if post_weight is not None:
+            post = tl.load(post_weight + column[None, :], mask=inside[None, :], other=0.0)
+            added = (added * rms_scale(added, hidden, eps) * post).to(dtype).to(tl.float32)
+        x = (kept + added).to(dtype)
+        if rows is None:
+            tl.store(residual + offsets, x, mask=mask)
+        x = x.to(tl.float32)
     y = x * rms_scale(x, hidden, eps) * weights
     written = target.to(tl.int64)[:, None] * hidden + column[None, :]
     tl.store(normed + written, y.to(normed.dtype.element_ty), mask=mask)

@@ -46,6 +46,7 @@ class DecodeConfig:
     block_tokens  tokens per step of the inner loop
     split_tokens  a row is split only into parts of at least this many tokens
     fetched_blocks  blocks of the cache prefetched before the queries are computed: a power of two, or 0
+    joined          numbers of the parts of a row that are joined at once
     overlap         when the next kernel may start: at once, when the cache is read, or only at the end
     """
 
@@ -55,6 +56,7 @@ class DecodeConfig:
     num_stages: int = 3  # three programs of 64 tokens fit on a multiprocessor
     fetched_blocks: int = 4
     overlap: Literal["early", "late", "none"] = "early"
+    joined: int = 4096
 
 
 def decode_splits(
@@ -192,7 +194,7 @@ def decode_attention(
         HALF=cos.shape[-1],
         BLOCK_SIZE=kv.shape[3],
         BLOCK_N=config.block_tokens,
-        CHUNK=max(1, min(16, 4096 // (triton.next_power_of_2(group) * padded))),
+        CHUNK=max(1, min(16, config.joined // (triton.next_power_of_2(group) * padded))),
         FETCH=0 if INTERPRETED or head_dim != padded else config.fetched_blocks,
         LATE=config.overlap == "late",
         PDL=PDL and config.overlap != "none",

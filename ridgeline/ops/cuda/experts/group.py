@@ -14,7 +14,9 @@ from torch import Tensor
 from ridgeline.ops.cuda.experts.scratch import SORTED_BLOCK, Groups, most_tiles
 from ridgeline.ops.cuda.launch import PDL, let_next_start, pdl_options, wait_for_inputs
 
-MOST_AT_ONCE = 256  # pairs that one program sorts
+MOST_AT_ONCE = 4096  # pairs sorted in one launch
+RANKED = 32  # pairs that one of its programs places
+PLACED = 128  # pairs that one program of the last of several launches places
 
 
 def group(chosen: Tensor, groups: Groups, experts: int, block_t: int) -> int:
@@ -27,7 +29,7 @@ def group(chosen: Tensor, groups: Groups, experts: int, block_t: int) -> int:
     groups.require(pairs, experts, capacity)
     bins = triton.next_power_of_2(experts)
     if pairs <= MOST_AT_ONCE:
-        _group_kernel[(1,)](
+        _group_kernel[(triton.cdiv(pairs, RANKED) + 1,)](
             chosen,
             groups.order,
             groups.tiles,
@@ -37,8 +39,9 @@ def group(chosen: Tensor, groups: Groups, experts: int, block_t: int) -> int:
             E=experts,
             BINS=bins,
             PAIRS=max(32, triton.next_power_of_2(pairs)),
+            BLOCK=RANKED,
             PDL=PDL,
-            num_warps=4 if pairs <= 64 else 8,
+            num_warps=4,
             **pdl_options(),
         )
         return capacity
@@ -66,7 +69,7 @@ def group(chosen: Tensor, groups: Groups, experts: int, block_t: int) -> int:
         num_warps=8,
         **pdl_options(),
     )
-    _scatter_kernel[(blocks,)](
+    _scatter_kernel[(blocks, SORTED_BLOCK // PLACED)](
         chosen,
         groups.counts,
         groups.order,
@@ -74,6 +77,7 @@ def group(chosen: Tensor, groups: Groups, experts: int, block_t: int) -> int:
         E=experts,
         BINS=bins,
         BLOCK=SORTED_BLOCK,
+        PART=PLACED,
         PDL=PDL,
         num_warps=8,
         **pdl_options(),
@@ -84,20 +88,25 @@ def group(chosen: Tensor, groups: Groups, experts: int, block_t: int) -> int:
 @triton.jit(do_not_specialize=["pairs", "block_t"])
 def _group_kernel(
     chosen, order, tiles, total, pairs, block_t,
-    E: tl.constexpr, BINS: tl.constexpr, PAIRS: tl.constexpr, PDL: tl.constexpr,
+    E: tl.constexpr, BINS: tl.constexpr, PAIRS: tl.constexpr, BLOCK: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
+    """A pair's position is the number of pairs before it; the last program writes the tiles."""
     let_next_start(PDL)
     wait_for_inputs(PDL)
-    pair = tl.arange(0, PAIRS)
-    mine = tl.load(chosen + pair, mask=pair < pairs, other=E)
-    position = tl.zeros((PAIRS,), tl.int32)
-    for start in range(0, pairs, 32):
-        other = start + tl.arange(0, 32)
-        theirs = tl.load(chosen + other, mask=other < pairs, other=E)
-        equal = (theirs[None, :] == mine[:, None]) & (other[None, :] < pair[:, None])
-        position += tl.sum(((theirs[None, :] < mine[:, None]) | equal).to(tl.int32), 1)
-    tl.store(order + position, pair, mask=pair < pairs)
-    _write_tiles(tl.histogram(mine, BINS, mask=pair < pairs), tiles, total, block_t, E, BINS)
+    if tl.program_id(0) == tl.num_programs(0) - 1:
+        pair = tl.arange(0, PAIRS)
+        experts = tl.load(chosen + pair, mask=pair < pairs, other=0)
+        _write_tiles(tl.histogram(experts, BINS, mask=pair < pairs), tiles, total, block_t, E, BINS)
+    else:
+        pair = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+        mine = tl.load(chosen + pair, mask=pair < pairs, other=E)
+        position = tl.zeros((BLOCK,), tl.int32)
+        for start in range(0, pairs, 128):
+            other = start + tl.arange(0, 128)
+            theirs = tl.load(chosen + other, mask=other < pairs, other=E + 1)
+            equal = (theirs[None, :] == mine[:, None]) & (other[None, :] < pair[:, None])
+            position += tl.sum(((theirs[None, :] < mine[:, None]) | equal).to(tl.int32), 1)
+        tl.store(order + position, pair, mask=pair < pairs)
 
 
 @triton.jit(do_not_specialize=["pairs"])
@@ -137,15 +146,17 @@ def _place_kernel(
 
 @triton.jit(do_not_specialize=["pairs"])
 def _scatter_kernel(
-    chosen, counts, order, pairs, E: tl.constexpr, BINS: tl.constexpr, BLOCK: tl.constexpr, PDL: tl.constexpr
-):
+    chosen, counts, order, pairs,
+    E: tl.constexpr, BINS: tl.constexpr, BLOCK: tl.constexpr, PART: tl.constexpr, PDL: tl.constexpr,
+):  # fmt: skip
+    """A part of a block: each pair behind those of its expert that come before it in the block."""
     let_next_start(PDL)
     wait_for_inputs(PDL)
     first = tl.program_id(0) * BLOCK
-    pair = first + tl.arange(0, BLOCK)
+    pair = first + tl.program_id(1) * PART + tl.arange(0, PART)
     mine = tl.load(chosen + pair, mask=pair < pairs, other=E)
-    rank = tl.zeros((BLOCK,), tl.int32)
-    for start in range(0, BLOCK, 32):
+    rank = tl.zeros((PART,), tl.int32)
+    for start in range(0, (tl.program_id(1) + 1) * PART, 32):
         other = first + start + tl.arange(0, 32)
         theirs = tl.load(chosen + other, mask=other < pairs, other=E)
         equal = (theirs[None, :] == mine[:, None]) & (other[None, :] < pair[:, None])
