@@ -129,7 +129,9 @@ def print_kernels(graph: torch.cuda.CUDAGraph, layers: int, top: int) -> None:
     print(f"    kernels {total:.0f} µs a step")
     for name, each in sorted(spent.items(), key=lambda item: -sum(item[1]))[:top]:
         per_layer = sum(each) / 5 / layers
-        print(f"    {per_layer:8.2f} µs a layer  {len(each) / 5 / layers:5.2f} × {statistics.median(each):8.2f}  {name[:80]}")
+        print(
+            f"    {per_layer:8.2f} µs a layer  {len(each) / 5 / layers:5.2f} × {statistics.median(each):8.2f}  {name[:80]}"
+        )
 
 
 def main() -> int:
@@ -144,7 +146,11 @@ def main() -> int:
     parser.add_argument("--top", type=int, default=0, help="print this many kernels of each step (default 0)")
     parser.add_argument("--repeats", type=int, default=20)
     args = parser.parse_args()
-    batches = [(int(a), int(b)) for a, b in zip(args.rows.split(","), args.context.split(","), strict=True)] if args.rows else []
+    batches = (
+        [(int(a), int(b)) for a, b in zip(args.rows.split(","), args.context.split(","), strict=True)]
+        if args.rows
+        else []
+    )
     prompts = [tuple(map(int, each.split("x"))) for each in args.prompts.split(",") if each]
     with tempfile.TemporaryDirectory() as folder:
         spec = read_spec(write_config(args.model, Path(folder)))
@@ -158,10 +164,15 @@ def main() -> int:
         work += [(f"prompts {a} × {b}", steps.prompts(a, b)) for a, b in prompts]
         for name, step in work:
             graph = captured(lambda step=step: steps.decoder.forward(step))  # type: ignore[misc]
-            head = captured(lambda step=step: steps.decoder.logits(steps.decoder.buffers.normed[: step.num_logits]))  # type: ignore[misc]
+            head = captured(
+                lambda step=step: steps.decoder.logits(steps.decoder.buffers.normed[: step.num_logits])
+            )  # type: ignore[misc]
             whole, last = replay_seconds(graph, args.repeats), replay_seconds(head, args.repeats)
             each = (whole - last) / spec.num_layers
-            print(f"{name}: {1e6 * whole:.1f} µs, head {1e6 * last:.1f}, {1e6 * each:.2f} µs a layer", flush=True)
+            print(
+                f"{name}: {1e6 * whole:.1f} µs, head {1e6 * last:.1f}, {1e6 * each:.2f} µs a layer",
+                flush=True,
+            )
             if args.top:
                 print_kernels(graph, spec.num_layers, args.top)
     return 0

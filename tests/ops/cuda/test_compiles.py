@@ -71,10 +71,11 @@ for rows in (1, 4, 16, 64):
 for lengths, decodes in (([8], 0), ([100, 30], 5), ([2048, 2048], 0)):
     launches += dry_run.prompts(lengths, decodes)
 launches += dry_run.decodes(64, sharing=True) + dry_run.inputs() + dry_run.samples(1)
-if sys.argv[3:]:  # of one kernel alone, and not of every size
+if sys.argv[3:]:  # kernels whose names hold a word, and not of every size
     launches = [*dry_run.decodes(1), *dry_run.decodes(64, sharing=True)]
     launches += dry_run.prompts([8]) + dry_run.prompts([2048, 2048])
-    launches = [launch for launch in launches if sys.argv[3] in launch.kernel.__name__]
+    names = [f"{launch.kernel.__module__}.{launch.kernel.__name__}" for launch in launches]
+    launches = [launch for launch, name in zip(launches, names) if sys.argv[3] in name]
 with ThreadPoolExecutor(2) as pool:
     outcomes = list(pool.map(outcome, distinct(launches)))
 arguments = {}
@@ -102,6 +103,19 @@ QWEN3_06B = {
     "torch_dtype": "bfloat16",
     "eos_token_id": 151645,
     "bos_token_id": 151643,
+}
+
+QWEN3_MOE = {
+    **QWEN3_06B,
+    "architectures": ["Qwen3MoeForCausalLM"],
+    "model_type": "qwen3_moe",
+    "hidden_size": 2048,
+    "moe_intermediate_size": 768,
+    "num_experts": 128,
+    "num_experts_per_tok": 8,
+    "norm_topk_prob": True,
+    "num_key_value_heads": 4,
+    "tie_word_embeddings": False,
 }
 
 
@@ -144,6 +158,15 @@ def test_attention_of_wide_heads_fits_a_gpu_with_little_shared_memory(tmp_path):
     modules = {kernel["kernel"].split(".")[-2] for kernel in found}
     assert modules == {"decode_attention", "prefill_attention", "shared_prefix"}
     assert [kernel for kernel in found if kernel["shared"] > SMALL_SHARED_MEMORY] == []
+
+
+def test_the_experts_of_a_mixture_compile(tmp_path):
+    found = compiled(tmp_path, QWEN3_MOE, 90, ".experts.")["outcomes"]
+    assert [kernel["error"] for kernel in found if "error" in kernel] == []
+    assert {kernel["kernel"].split(".")[-2] for kernel in found} == {"route", "pairs", "group", "grouped"}
+    assert [kernel for kernel in found if kernel["shared"] > SHARED_MEMORY] == []
+    assert [kernel["kernel"] for kernel in found if kernel["early"] and not kernel["waits"]] == []
+    assert {kernel["tensor_cores"] for kernel in found if "grouped_kernel" in kernel["kernel"]} == {True}
 
 
 def test_attention_and_linears_of_batches_use_the_tensor_cores(kernels):

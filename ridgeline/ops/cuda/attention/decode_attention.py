@@ -89,7 +89,9 @@ def decode_config(rows: int, kv_heads: int, sms: int = 132, token_bytes: int = 5
     split_tokens = 64 if pairs < sms else 2048 if _fills(pairs, sms) else 256
     if token_bytes <= 512 and not _fills(pairs, sms):
         # With few rows the next linear is large compared to attention, and starting it early slows attention.
-        return DecodeConfig(split_tokens=split_tokens, overlap="none" if pairs < sms else "early")
+        if pairs < sms:
+            return DecodeConfig(split_tokens=split_tokens, num_stages=2, overlap="none", joined=16384)
+        return DecodeConfig(split_tokens=split_tokens)
     config = DecodeConfig(
         block_tokens=32, split_tokens=split_tokens, num_stages=4 if token_bytes <= 1024 else 2
     )

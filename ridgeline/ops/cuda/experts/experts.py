@@ -34,10 +34,8 @@ def experts(
     clamp: float | None = None,
     scales_input: bool = False,
     deterministic: bool = False,
-    adds: bool = False,
 ) -> None:
-    """out [T, hidden] = Σ weight · expert(x) over a token's chosen experts. Of up to MOST_PAIRED tokens it
-    can be added to `out` instead.
+    """out [T, hidden] = Σ weight · expert(x) over a token's chosen experts.
 
     chosen [T, per_token] int32, weights float32: from `route`, in the launch before this one or earlier.
     Shapes as in `reference.experts`; all tensors contiguous.
@@ -53,14 +51,13 @@ def experts(
             x, chosen, weights, gate_up, inner, activation,
             bias=gate_up_bias, clamp=clamp, scales_input=scales_input,
         )  # fmt: skip
-        down_pairs(inner, chosen, weights, down, out, bias=down_bias, scales_input=scales_input, adds=adds)
+        down_pairs(inner, chosen, weights, down, out, bias=down_bias, scales_input=scales_input)
         return
     if few and isinstance(gate_up, Mxfp4) and isinstance(down, Mxfp4):
         assert not scales_input, "MXFP4 experts take their input as it is"
         gate_up_mxfp4_pairs(x, chosen, gate_up, inner, activation, bias=gate_up_bias, clamp=clamp)
-        down_mxfp4_pairs(inner, chosen, weights, down, out, bias=down_bias, adds=adds)
+        down_mxfp4_pairs(inner, chosen, weights, down, out, bias=down_bias)
         return
-    assert not adds, f"{tokens} tokens: grouped experts do not add to their output"
     block_t = FIXED_BLOCK if deterministic else row_block(pairs, num)
     groups = scratch.groups
     capacity = group(chosen, groups, num, block_t)

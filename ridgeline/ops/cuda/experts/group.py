@@ -94,9 +94,9 @@ def _group_kernel(
     let_next_start(PDL)
     wait_for_inputs(PDL)
     if tl.program_id(0) == tl.num_programs(0) - 1:
-        pair = tl.arange(0, PAIRS)
-        experts = tl.load(chosen + pair, mask=pair < pairs, other=0)
-        _write_tiles(tl.histogram(experts, BINS, mask=pair < pairs), tiles, total, block_t, E, BINS)
+        every = tl.arange(0, PAIRS)
+        experts = tl.load(chosen + every, mask=every < pairs, other=0)
+        _write_tiles(tl.histogram(experts, BINS, mask=every < pairs), tiles, total, block_t, E, BINS)
     else:
         pair = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
         mine = tl.load(chosen + pair, mask=pair < pairs, other=E)

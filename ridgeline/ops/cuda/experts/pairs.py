@@ -85,10 +85,9 @@ def down_pairs(
     *,
     bias: Tensor | None = None,
     scales_input: bool = False,
-    adds: bool = False,
     config: PairsConfig | None = None,
 ) -> None:
-    """inner [T · per_token, size], down [E, hidden, size] → the weighted sum into out [T, hidden], or onto it.
+    """inner [T · per_token, size], down [E, hidden, size] → out [T, hidden], the weighted sum.
 
     Must follow `gate_up_pairs` in the stream: it reads `chosen` before it waits for that kernel.
     """
@@ -109,7 +108,6 @@ def down_pairs(
         BLOCK_K=config.block_k,
         WIDTH=min(8, 16 // inner.element_size()),
         SCALES_INPUT=scales_input,
-        ADDS=adds,
         PDL=PDL,
         num_warps=config.num_warps,
         **pdl_options(),
@@ -161,7 +159,7 @@ def _down_kernel(
     inner, chosen, weights, down, bias, out,
     HIDDEN: tl.constexpr, SIZE: tl.constexpr, PER_TOKEN: tl.constexpr,
     BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, WIDTH: tl.constexpr,
-    SCALES_INPUT: tl.constexpr, ADDS: tl.constexpr, PDL: tl.constexpr,
+    SCALES_INPUT: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     let_next_start(PDL)
     SLOTS: tl.constexpr = triton.next_power_of_2(PER_TOKEN)
@@ -203,11 +201,7 @@ def _down_kernel(
     if not SCALES_INPUT:
         result *= share[:, None]
     total = tl.sum(result, 0)
-    out_at = out + token.to(tl.int64) * HIDDEN + rows
-    if ADDS:
-        before = tl.load(out_at, mask=rows < HIDDEN, other=0.0).to(tl.float32)
-        total = before + total.to(dtype).to(tl.float32)
-    tl.store(out_at, total.to(dtype), mask=rows < HIDDEN)
+    tl.store(out + token.to(tl.int64) * HIDDEN + rows, total.to(dtype), mask=rows < HIDDEN)
 
 
 @triton.jit

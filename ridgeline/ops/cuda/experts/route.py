@@ -58,9 +58,6 @@ def route_few(
     logits: Tensor,
     counter: Tensor,
     *,
-    norm_weight: Tensor | None = None,
-    eps: float = 1e-6,
-    normed: Tensor | None = None,
     router_bias: Tensor | None = None,
     scores: Scores = "softmax",
     normalized: bool = True,
@@ -71,21 +68,16 @@ def route_few(
 ) -> None:
     """x [T, hidden] and router [E, hidden] → logits [T, E] in x's dtype, and the choice as `route`.
 
-    For up to MOST_FEW tokens. `counter` [1] int32 is 0 between launches. norm_weight [hidden] float32: x is
-    first RMS-normed and rounded, and written to `normed` [T, hidden].
+    For up to MOST_FEW tokens. `counter` [1] int32 is 0 between launches.
     """
     tokens, hidden = x.shape
     experts = router.shape[0]
-    assert (norm_weight is None) == (normed is None), "a norm needs its weight and a place for its result"
     assert 1 <= tokens <= MOST_FEW, f"{tokens} tokens: use linear and route for more than {MOST_FEW}"
     _require(chosen, weights, experts, groups)
-    warps = 1 if experts <= 256 else 4  # reductions within one warp are the fastest
     block_k = min(2048, max(128, triton.next_power_of_2(hidden)))
     _route_few_kernel[(experts,)](
         x,
         router,
-        norm_weight,
-        normed,
         router_bias,
         choice_bias,
         logits,
@@ -94,14 +86,13 @@ def route_few(
         counter,
         tokens,
         scale,
-        eps,
         HIDDEN=hidden,
         TOKENS=triton.next_power_of_2(tokens),
         BLOCK_N=1,
         BLOCK_K=block_k,
         **_constants(chosen, experts, scores, normalized, groups, top_groups),
         PDL=PDL,
-        num_warps=warps,
+        num_warps=1 if experts <= 256 else 4,  # reductions within one warp are the fastest
         **pdl_options(),
     )
 
@@ -144,10 +135,9 @@ def _route_kernel(
     )  # fmt: skip
 
 
-@triton.jit(do_not_specialize=["tokens", "scale", "eps"])
+@triton.jit(do_not_specialize=["tokens", "scale"])
 def _route_few_kernel(
-    x, router, norm_weight, normed, router_bias, choice_bias, logits, chosen, weights, counter, tokens, scale,
-    eps,
+    x, router, router_bias, choice_bias, logits, chosen, weights, counter, tokens, scale,
     HIDDEN: tl.constexpr, TOKENS: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
     E: tl.constexpr, PER_TOKEN: tl.constexpr, SIGMOID: tl.constexpr, NORMALIZED: tl.constexpr,
     GROUPS: tl.constexpr, TOP_GROUPS: tl.constexpr, PDL: tl.constexpr,
@@ -160,29 +150,14 @@ def _route_few_kernel(
     x_at = x + token[None, :, None] * HIDDEN + columns[None, None, :]
     inside = (columns < HIDDEN)[None, None, :]
     w = tl.load(row_at, mask=(rows < E)[:, None, None] & inside, other=0.0)
-    if norm_weight is not None:
-        gains = tl.load(norm_weight + columns, mask=columns < HIDDEN, other=0.0)[None, None, :]
     wait_for_inputs(PDL)
-    some = (token < tokens)[None, :, None]
-    acts = tl.load(x_at, mask=some & inside, other=0.0).to(tl.float32)
-    if norm_weight is not None:
-        squares = acts * acts
-        for start in tl.static_range(BLOCK_K, HIDDEN, BLOCK_K):
-            more = tl.load(x_at + start, mask=some & (columns + start < HIDDEN)[None, None, :], other=0.0)
-            squares += more.to(tl.float32) * more.to(tl.float32)
-        root = tl.rsqrt(tl.sum(squares, 2)[:, :, None] / HIDDEN + eps)
-        acts = _normed(acts, root, gains, normed, token, columns, some & inside, HIDDEN)
-    sums = tl.sum(w.to(tl.float32) * acts, 2)
+    acts = tl.load(x_at, mask=(token < tokens)[None, :, None] & inside, other=0.0)
+    sums = tl.sum(w.to(tl.float32) * acts.to(tl.float32), 2)
     for start in tl.static_range(BLOCK_K, HIDDEN, BLOCK_K):
         inside = (columns + start < HIDDEN)[None, None, :]
         w = tl.load(row_at + start, mask=(rows < E)[:, None, None] & inside, other=0.0)
-        acts = tl.load(x_at + start, mask=some & inside, other=0.0).to(tl.float32)
-        if norm_weight is not None:
-            gains = tl.load(norm_weight + columns + start, mask=columns + start < HIDDEN, other=0.0)
-            acts = _normed(
-                acts, root, gains[None, None, :], normed, token, columns + start, some & inside, HIDDEN
-            )
-        sums += tl.sum(w.to(tl.float32) * acts, 2)
+        acts = tl.load(x_at + start, mask=(token < tokens)[None, :, None] & inside, other=0.0)
+        sums += tl.sum(w.to(tl.float32) * acts.to(tl.float32), 2)
     if router_bias is not None:
         sums += tl.load(router_bias + rows, mask=rows < E, other=0.0).to(tl.float32)[:, None]
     mask = (rows < E)[:, None] & (token < tokens)[None, :]
@@ -199,15 +174,6 @@ def _route_few_kernel(
                 values, choice_bias, chosen + one * PER_TOKEN, weights + one * PER_TOKEN, scale,
                 E, PER_TOKEN, SIGMOID, NORMALIZED, GROUPS, TOP_GROUPS,
             )  # fmt: skip
-
-
-@triton.jit
-def _normed(acts, root, gains, normed, token, columns, mask, HIDDEN: tl.constexpr):
-    """Normed and rounded; the first program writes it for the experts."""
-    result = (acts * root * gains).to(normed.dtype.element_ty)
-    at = normed + token[None, :, None] * HIDDEN + columns[None, None, :]
-    tl.store(at, result, mask=mask & (tl.program_id(0) == 0))
-    return result.to(tl.float32)
 
 
 @triton.jit

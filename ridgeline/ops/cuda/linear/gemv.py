@@ -30,12 +30,16 @@ class GemvConfig:
     prefetch: bool = False  # the rest after the first block of K is prefetched into L2 at the start
 
 
-def gemv_config(tokens: int, n: int, k: int, *, gated: bool = False, bits: int = 16) -> GemvConfig:
-    """The default. `n` counts output columns: F if `gated`.
+def gemv_config(
+    tokens: int, n: int, k: int, *, gated: bool = False, normed: bool = False, bits: int = 16
+) -> GemvConfig:
+    """The default. `n` counts output columns: F if `gated`. `normed`: x is normed first.
 
     The whole K in one block if it fits (the norm then reads x once), 16 to 32 KB of weights per program, and
     enough programs for every SM.
     """
+    if tokens == 1 and k == 2048 and bits == 16 and not gated and not normed and n >= 1024:
+        return GemvConfig(4, 1024, 2)  # 5.0 µs instead of 6.7 for 5120 rows, on an H200
     block_k = min(4096 if bits == 16 else 1024, max(128, triton.next_power_of_2(k)))
     num_warps = max(1, min(8, block_k // 256))
     block_n = 8 if block_k <= 1024 else 4
@@ -74,7 +78,9 @@ def gemv(
     assert all(t.is_contiguous() for t in (x, weight, target)), "x, weight and result must be contiguous"
     bits = weight.element_size() * 8
     if config is None:
-        config = gemv_config(tokens, n, k, gated=activation is not None, bits=bits)
+        config = gemv_config(
+            tokens, n, k, gated=activation is not None, normed=norm_weight is not None, bits=bits
+        )
     options: dict[str, Any] = pdl_options()
     _gemv_kernel[(triton.cdiv(n, config.block_n),)](
         x,
