@@ -129,9 +129,8 @@ def print_kernels(graph: torch.cuda.CUDAGraph, layers: int, top: int) -> None:
     print(f"    kernels {total:.0f} µs a step")
     for name, each in sorted(spent.items(), key=lambda item: -sum(item[1]))[:top]:
         per_layer = sum(each) / 5 / layers
-        print(
-            f"    {per_layer:8.2f} µs a layer  {len(each) / 5 / layers:5.2f} × {statistics.median(each):8.2f}  {name[:80]}"
-        )
+        times = f"{len(each) / 5 / layers:5.2f} × {statistics.median(each):8.2f}"
+        print(f"    {per_layer:8.2f} µs a layer  {times}  {name[:80]}")
 
 
 def main() -> int:
