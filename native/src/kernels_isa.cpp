@@ -14,6 +14,9 @@
 #elif defined(__AVX512F__)
 #include "kernels/linear_expanded.h"
 #define RL_EXPANDS_TO_BYTES
+#elif defined(__AVX2__)
+#include "kernels/linear_pairs.h"
+#define RL_ADDS_PAIRS
 #endif
 
 #define RL_JOIN(a, b) a##b
@@ -51,6 +54,12 @@ inline void panel_products(const rl_matrix& m, int panel, int count, const Input
 #if defined(RL_EXPANDS_TO_BYTES)
     if (in.kind == InputKind::Int8Expanded) {
       expanded_panel_product(m, panel + p, in, first, end, out + p * kPanel, stride, add_to, scratch);
+      continue;
+    }
+#endif
+#if defined(RL_ADDS_PAIRS)
+    if (in.kind == InputKind::Int8 || in.kind == InputKind::Int16) {
+      pair_panel_product(m, panel + p, in, first, end, out + p * kPanel, stride, add_to);
       continue;
     }
 #endif

@@ -134,12 +134,15 @@ struct Case {
   int n, k, rows;
   bool bias, add, extreme;  // extreme: nothing but the largest sizes, where sums of bytes could overflow
   uint64_t seed;
+  bool aligned = false;  // extreme, and no two products cancel: a group's sum is the largest there is
 };
 
 inline std::vector<float> random_inputs(Random& random, const Case& c) {
   std::vector<float> x = random_floats(random, size_t(c.rows) * c.k);
   for (float& value : x)
-    if (c.extreme) value = random.integer(0, 1) ? 1.0f : -1.0f;
+    if (c.extreme) value = random.integer(0, 1) || c.aligned ? 1.0f : -1.0f;
+  if (c.aligned)  // rows of one sign each
+    for (size_t i = 0; i < x.size(); i++) x[i] *= i / size_t(c.k) % 2 ? -1.0f : 1.0f;
   for (int row = 0; row < c.rows && !c.extreme; row++)
     for (int at = 0; at < c.k; at += kGroup) {  // groups of very different sizes, and some of nothing
       const int what = random.integer(0, 9);
@@ -153,6 +156,9 @@ inline std::vector<float> random_weights(Random& random, const Case& c) {
   std::vector<float> w = random_floats(random, size_t(c.n) * c.k);
   for (float& value : w)
     if (c.extreme) value = float(random.integer(-1, 1));
+  // Every q but a group's first is the largest: Q4_H reaches from -8 to 7, and a group's largest size becomes -8.
+  for (size_t i = 0; i < w.size() && c.aligned; i++)
+    w[i] = i % size_t(c.k) % kGroup == 0 ? -1.0f : c.format == RL_Q4_H ? 0.875f : 1.0f;
   return w;
 }
 
@@ -227,6 +233,7 @@ inline void every_format_times_every_kind_of_inputs_is_right(const Kernels& kern
       }
       check_case(kernels, {format, kind, 17, 2049, 3, true, false, false, seed++});
       check_case(kernels, {format, kind, 16, 2048, 5, false, true, true, seed++});
+      for (int rows : {1, 2, 3, 4, 9}) check_case(kernels, {format, kind, 32, 256, rows, false, false, true, seed++, true});
     }
 }
 
