@@ -44,9 +44,11 @@ from ridgeline.lab.bench.config import BenchConfig, OpenLoop
 from ridgeline.lab.bench.figures.metrics import flat, summarize
 from ridgeline.lab.bench.figures.record import RequestRecord
 from ridgeline.lab.bench.run import in_loop, run_bench
-from ridgeline.lab.perfmodel.fit_steps import error_on
+from ridgeline.lab.perfmodel.fit_steps import error_on, fit_step_times
+from ridgeline.lab.perfmodel.front_times import FrontTimes
+from ridgeline.lab.perfmodel.step_times import StepTimes
 from ridgeline.lab.plan.times import FITTED_SPREAD
-from ridgeline.lab.simulate import FrontTimes, SimulatedRun, StepTimes, fit_step_times, simulate
+from ridgeline.lab.simulate import SimulatedRun, simulate
 from ridgeline.lab.simulate.collect import collect_steps
 from ridgeline.lab.simulate.measure import Measured, measure_steps
 from ridgeline.lab.traffic.operations import at_rate, clipped, first, window
@@ -58,13 +60,8 @@ START_S = 120
 BLOCK = 16
 LOADS = (0.3, 0.6, 0.9)
 FIRST_SECOND = {"conversation": 600, "code": 1500}  # of the trace; each case then takes the next window
-METRICS = (
-    "ttft_sched_ms.p50",
-    "ttft_sched_ms.p90",
-    "tpot_ms.p50",
-    "tpot_ms.p90",
-    "tokens_per_s",  # of the whole run: a bursty window of a minute has no steady part
-)
+# tokens_per_s is that of the whole run: a bursty window of a minute has no steady part.
+METRICS = ("ttft_sched_ms.p50", "ttft_sched_ms.p90", "tpot_ms.p50", "tpot_ms.p90", "tokens_per_s")
 RANKED = (*METRICS[:-1], "itl_ms.p95")  # by these, chunk sizes are put in order
 SHOWN = (*METRICS, "itl_ms.p95")
 ALLOWED = 0.15

@@ -16,7 +16,7 @@ import time
 from pathlib import Path
 
 from ridgeline.engine.plan.intake import SchedulerLimits
-from ridgeline.lab.hardware import chip
+from ridgeline.lab.hardware.find_chip import find_chip
 from ridgeline.lab.perfmodel.analytic import Deployment
 from ridgeline.lab.perfmodel.analytic_times import analytic_times
 from ridgeline.lab.simulate import simulate
@@ -46,7 +46,7 @@ def main() -> None:
     parser.add_argument("--json", type=Path, default=Path("bench-results/simulator_speed.json"))
     args = parser.parse_args()
     shape = find_spec(args.data / "configs/meta-llama--Meta-Llama-3.1-8B_config.json")
-    times = analytic_times(Deployment(shape, chip("h200")))
+    times = analytic_times(Deployment(shape, find_chip("h200")))
     traffic = read_azure(args.data / f"azure-llm-2023/AzureLLMInferenceTrace_{args.trace}.csv")
     rounds = []
     for _ in range(args.rounds):

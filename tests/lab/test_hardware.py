@@ -16,9 +16,10 @@ from ridgeline.engine.limits.calibration import (
     this_machine,
 )
 from ridgeline.lab.errors import BadInput
-from ridgeline.lab.hardware import chip, chips, this_cpu
+from ridgeline.lab.hardware.find_chip import find_chip
 from ridgeline.lab.hardware.page import page
-from ridgeline.lab.hardware.table import CHIP_FIELDS
+from ridgeline.lab.hardware.table import CHIP_FIELDS, CHIPS
+from ridgeline.lab.hardware.this_machine import this_cpu
 from ridgeline.ops.cpu.library import NativeError
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -35,10 +36,10 @@ SYSTEM_FILES = {
 
 
 def test_every_chip_asked_for_is_there() -> None:
-    assert {known.name for known in chips()} == ASKED_FOR
+    assert {known.name for known in CHIPS} == ASKED_FOR
 
 
-@pytest.mark.parametrize("known", chips(), ids=lambda known: known.name)
+@pytest.mark.parametrize("known", CHIPS, ids=lambda known: known.name)
 def test_every_cell_has_a_source_and_every_price_its_date(known) -> None:
     cells = {field for field in CHIP_FIELDS if getattr(known, field) is not None}
     cells |= {f"flops.{unit}" for unit in known.flops}
@@ -48,7 +49,7 @@ def test_every_cell_has_a_source_and_every_price_its_date(known) -> None:
         assert re.search(r"read 20\d\d-\d\d-\d\d", known.sources["usd_per_hour"])
 
 
-@pytest.mark.parametrize("known", chips(), ids=lambda known: known.name)
+@pytest.mark.parametrize("known", CHIPS, ids=lambda known: known.name)
 def test_half_the_bits_are_about_twice_the_rate_so_no_sparse_figure_got_in(known) -> None:
     """A sparse figure would make it four times."""
     rates = known.flops
@@ -75,7 +76,7 @@ def test_the_figures_are_those_of_the_cited_file(name: str, file: str) -> None:
     if not path.is_file():
         pytest.skip(f"{path} is not there")
     cited = {key: float(value) for key, value in re.findall(r"^\s+(\w+): ([\d.]+)", path.read_text(), re.M)}
-    known = chip(name)
+    known = find_chip(name)
     assert known.memory_bytes == cited["mem_capacity"]
     assert known.bytes_per_s == cited["mem_bw"]
     assert known.link_bytes_per_s == cited["intra_node_bw"]
@@ -106,28 +107,28 @@ def test_the_figures_are_those_of_the_cited_file(name: str, file: str) -> None:
     ],
 )
 def test_a_chip_is_found_as_others_write_it(spelling: str, name: str) -> None:
-    assert chip(spelling).name == name
+    assert find_chip(spelling).name == name
 
 
 def test_an_unknown_chip_is_refused_with_the_nearest() -> None:
     with pytest.raises(BadInput, match="unknown hardware 'h20'; did you mean h200"):
-        chip("h20")
+        find_chip("h20")
 
 
 def test_weights_are_multiplied_in_the_fastest_unit_that_takes_them() -> None:
-    assert chip("h200").unit("fp8") == "fp8"
-    assert chip("h200").unit("nvfp4") == "bf16"
-    assert chip("b200").unit("nvfp4") == "fp4"
-    assert chip("a100").unit("fp8") == "bf16"
-    assert chip("b200").unit("int4") == "bf16"
-    assert chip("h200").unit("int8") == "int8"
-    assert chip("b300").unit("int8") == "bf16"  # its int8 unit is slower than widening
-    assert chip("h200").ridge("fp8") == pytest.approx(1978e12 / 4.8e12)
+    assert find_chip("h200").unit("fp8") == "fp8"
+    assert find_chip("h200").unit("nvfp4") == "bf16"
+    assert find_chip("b200").unit("nvfp4") == "fp4"
+    assert find_chip("a100").unit("fp8") == "bf16"
+    assert find_chip("b200").unit("int4") == "bf16"
+    assert find_chip("h200").unit("int8") == "int8"
+    assert find_chip("b300").unit("int8") == "bf16"  # its int8 unit is slower than widening
+    assert find_chip("h200").ridge("fp8") == pytest.approx(1978e12 / 4.8e12)
 
 
 def test_a_chip_can_be_sent_to_another_process_and_looked_up_by() -> None:
-    assert pickle.loads(pickle.dumps(chip("b200"))) == chip("b200")
-    assert {chip("b200"): 1}[chip("b200")] == 1
+    assert pickle.loads(pickle.dumps(find_chip("b200"))) == find_chip("b200")
+    assert {find_chip("b200"): 1}[find_chip("b200")] == 1
 
 
 def test_this_processor_is_what_its_calibration_measured(

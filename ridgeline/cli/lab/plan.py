@@ -8,20 +8,12 @@ import json
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TextIO
+from typing import TextIO
 
 from ridgeline.cli.parsing import MODEL_HELP, Verbs, add_subverb, add_verb, path_argument
-from ridgeline.lab.errors import BadInput
-from ridgeline.lab.plan.options import GPUS_MAX, PlanOptions
+from ridgeline.lab.plan.options import PlanOptions
 from ridgeline.lab.traffic.options import TrafficOptions
 from ridgeline.options import add_flags, build, given_flags
-
-if TYPE_CHECKING:  # `ridgeline --help` imports nothing heavy
-    from ridgeline.lab.hardware import Chip
-    from ridgeline.lab.plan.demand import Demand
-    from ridgeline.lab.plan.plan import PlanRequest
-    from ridgeline.lab.plan.prices import Offers
-    from ridgeline.models.spec.model_spec import ModelSpec
 
 DEFAULT_URL = "http://127.0.0.1:8000"
 
@@ -93,23 +85,26 @@ def add_parser(verbs: Verbs) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    from ridgeline.lab.plan.make import make_plan
+    from ridgeline.lab.plan.decision_list import decision_list
+    from ridgeline.lab.plan.make_plan import make_plan
     from ridgeline.lab.plan.reports.result import commands, write_plan
     from ridgeline.lab.plan.reports.text import plan_lines
-    from ridgeline.lab.plan.steps import decisions
+    from ridgeline.lab.plan.request import chip_names, read_request
 
-    chips = _chip_names(args)
+    options = build(PlanOptions, given_flags(args, "plan"))
+    chips = chip_names(options)
     if len(chips) > 1:
-        return _run_chips(args, chips)
+        return _run_chips(args, options, chips)
+    traffic = build(TrafficOptions, given_flags(args, "traffic"))
     with working(sys.stderr) as report:
-        plan = make_plan(request_of(args), report)
-    steps = decisions(plan)
+        plan = make_plan(read_request(args.model, options, traffic), report)
+    decisions = decision_list(plan)
     folder = args.out or Path("plan")
-    written = write_plan(plan, steps, folder)
+    written = write_plan(plan, decisions, folder)
     if args.json:
         print(written.prediction.read_text(encoding="utf-8"), end="")
         return 0
-    print("\n".join(plan_lines(plan, steps)))
+    print("\n".join(plan_lines(plan, decisions)))
     print()
     for what, command in commands(plan, folder):
         print(f"{what + ':':<16} {command}")
@@ -117,24 +112,18 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
-def _chip_names(args: argparse.Namespace) -> list[str]:
-    options = build(PlanOptions, given_flags(args, "plan"))
-    names = [name.strip() for name in options.hardware.split(",") if name.strip()]
-    if len(names) > 1 and options.gpu_price is not None:
-        raise BadInput("--gpu-price applies to one chip; with several, prices come from the hardware table")
-    return names
-
-
-def _run_chips(args: argparse.Namespace, chips: Sequence[str]) -> int:
+def _run_chips(args: argparse.Namespace, options: PlanOptions, chips: Sequence[str]) -> int:
     """A plan for each chip in its own folder, and a comparison."""
-    from ridgeline.lab.plan.chips import comparison_facts, comparison_lines, plan_chips
+    from ridgeline.lab.plan.compare_chips import comparison_facts, comparison_lines, plan_chips
+    from ridgeline.lab.plan.decision_list import decision_list
     from ridgeline.lab.plan.reports.result import write_plan
-    from ridgeline.lab.plan.steps import decisions
+    from ridgeline.lab.plan.request import read_request
 
+    traffic = build(TrafficOptions, given_flags(args, "traffic"))
     with working(sys.stderr) as report:
-        answers = plan_chips([request_of(args, name) for name in chips], report)
+        answers = plan_chips([read_request(args.model, options, traffic, name) for name in chips], report)
     folder = args.out or Path("plan")
-    written = {a.chip: write_plan(a.plan, decisions(a.plan), folder / a.chip) for a in answers if a.plan}
+    written = {a.chip: write_plan(a.plan, decision_list(a.plan), folder / a.chip) for a in answers if a.plan}
     if args.json:
         print(json.dumps(comparison_facts(answers), indent=2))
         return 0
@@ -143,104 +132,6 @@ def _run_chips(args: argparse.Namespace, chips: Sequence[str]) -> int:
     for name, files in written.items():
         print(f"{name + ':':<16} {files.page}")
     return 0
-
-
-def request_of(args: argparse.Namespace, hardware_name: str | None = None) -> PlanRequest:
-    """The parsed request. hardware_name: one of several chips."""
-    from ridgeline.lab.hardware import chip
-    from ridgeline.lab.plan.demand import parse_budget, read_demand, read_slo
-    from ridgeline.lab.plan.plan import PlanRequest
-    from ridgeline.models.spec.find_spec import find_spec, published_for
-    from ridgeline.models.spec.precision import format_name
-
-    options = build(PlanOptions, given_flags(args, "plan"))
-    slo = read_slo(options.slo)
-    budget = None if options.budget is None else parse_budget(options.budget)
-    demand = read_demand(build(TrafficOptions, given_flags(args, "traffic")))
-    shape = find_spec(args.model)
-    known = published_for(args.model)
-    hardware = chip(
-        hardware_name or options.hardware
-    )  # after all checks: a processor may have to be measured
-    try:
-        kv_precision = format_name(options.kv_precision)
-        precision = None if options.precision is None else format_name(options.precision)
-    except ValueError as error:
-        raise BadInput(f"--precision, --kv-precision: {error}") from error
-    offers, why_none = offers_of(options, shape, demand)
-    return PlanRequest(
-        model=f"hf:{known.hub_ids[0]}" if known else args.model,
-        shape=shape,
-        chip=hardware,
-        demand=demand,
-        slo=slo,
-        gpus_max=gpus_max(options.gpus_max, hardware),
-        engine=options.engine,
-        precision=precision,
-        kv_precision=kv_precision,
-        budget=budget,
-        usd_per_gpu_hour=positive("--gpu-price", options.gpu_price) or hardware.usd_per_hour,
-        offers=offers,
-        no_offers=why_none,
-        busy_hours=options.busy_hours,
-        users=positive("--users", options.users),
-        settings=engine_values(options.set),
-    )
-
-
-def offers_of(options: PlanOptions, shape: ModelSpec, demand: Demand) -> tuple[Offers | None, str]:
-    """Prices as given, else as listed; or the reason why there are none."""
-    from ridgeline.lab.errors import LabError
-    from ridgeline.lab.plan.prices import given_offer, hosted_offers
-
-    given = [
-        positive("--" + name.replace("_", "-"), getattr(options, name))
-        for name in ("price_in", "price_out", "price_cached")
-    ]
-    if given[0] is not None and given[1] is not None:
-        return given_offer(given[0], given[1], given[2]), ""
-    if any(price is not None for price in given):
-        raise BadInput("--price-in and --price-out go together, with --price-cached where there is one")
-    ratio = demand.mean_input / demand.mean_output
-    try:
-        return hosted_offers(shape.name, shape.parameters, wanted=options.hosted, in_to_out=ratio), ""
-    except BadInput:
-        raise
-    except LabError as error:  # the table is not installed: a plan does not need it
-        return None, str(error)
-
-
-def gpus_max(asked: int | None, hardware: Chip) -> int:
-    if asked is not None and asked < 1:
-        raise BadInput(f"--gpus-max must be at least 1, got {asked}")
-    if hardware.name == "cpu":
-        return 1
-    return asked or GPUS_MAX
-
-
-def positive(flag: str, value: float | None) -> float | None:
-    if value is not None and not 0 < value < float("inf"):
-        raise BadInput(f"{flag} must be above 0, got {value:g}")
-    return value
-
-
-def engine_values(pairs: Sequence[str]) -> dict[str, Any]:
-    """`--set KEY=V`, each value as in a config file."""
-    import tomllib
-
-    from ridgeline.engine.config import EngineConfig
-    from ridgeline.options import check_values
-
-    values: dict[str, Any] = {}
-    for pair in pairs:
-        key, equals, text = pair.partition("=")
-        if not equals:
-            raise BadInput(f"--set {pair}: write KEY=VALUE")
-        try:
-            values[key.strip()] = tomllib.loads(f"value = {text}")["value"]
-        except tomllib.TOMLDecodeError:
-            values[key.strip()] = text  # a word without quotes
-    return check_values(EngineConfig, values, where="--set ")
 
 
 @contextlib.contextmanager
@@ -320,13 +211,14 @@ def _add_fit(plan: argparse.ArgumentParser) -> None:
 
 def run_fit(args: argparse.Namespace) -> int:
     from ridgeline.lab.bench.run import in_loop
-    from ridgeline.lab.hardware import chip
+    from ridgeline.lab.hardware.find_chip import find_chip
     from ridgeline.lab.perfmodel.stored import settings_of
+    from ridgeline.lab.plan.request import positive
     from ridgeline.lab.plan.settings import read_config
     from ridgeline.lab.plan.times import OVERLAPPED_STEPS
     from ridgeline.lab.simulate.measure import fit_server
 
-    hardware = chip(args.hardware).name
+    hardware = find_chip(args.hardware).name
     settings = settings_of(read_config(args.config)) if args.config else {}
     with working(sys.stderr) as report:
         fit = in_loop(

@@ -265,9 +265,9 @@ def _usd_per_hour(args: argparse.Namespace) -> float | None:
     if not args.hardware:
         price: float | None = args.usd_per_hour
         return price
-    from ridgeline.lab.hardware import chip
+    from ridgeline.lab.hardware.find_chip import find_chip
 
-    found = chip(args.hardware)
+    found = find_chip(args.hardware)
     if found.usd_per_hour is None:
         raise BadInput(f"--hardware {args.hardware}: the table has no price for it; give --usd-per-hour")
     return found.usd_per_hour

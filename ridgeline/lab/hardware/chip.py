@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 
 from ridgeline.models.spec.precision import format_name
 
+CPU = "cpu"  # the name of this machine's processor
 # Arithmetic that can multiply weights of a format, directly or after conversion.
 UNITS: Mapping[str, tuple[str, ...]] = {
     "float32": ("fp32", "bf16"),

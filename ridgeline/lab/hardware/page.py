@@ -23,10 +23,10 @@ HEAD = """<!-- Written by `python -m ridgeline.lab.hardware.page` from ridgeline
 What the planner takes each accelerator to be able to do at most, one chip, with a source for every figure.
 
 ```python
-from ridgeline.lab.hardware import chip, chips, this_cpu
+from ridgeline.lab.hardware.find_chip import find_chip
 
-chip("h200").ridge("fp8")  # 412: FLOP per byte at which arithmetic and memory take equally long
-chip("cpu")  # the processor this runs on, as measured
+find_chip("h200").ridge("fp8")  # 412: FLOP per byte at which arithmetic and memory take equally long
+find_chip("cpu")  # the processor this runs on, as measured
 ```
 
 - **Dense figures only.** Tables of others mix them with figures for 2:4 sparsity, which are twice as high and

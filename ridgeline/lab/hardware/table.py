@@ -1,6 +1,6 @@
 """The accelerators that the planner knows, as data: every cell with its source.
 
-Read through `chip` and `chips`; docs/hardware.md is generated from it. Figures are dense. A figure published
+Read through `find_chip`; docs/hardware.md is generated from it. Figures are dense. A figure published
 only with sparsity is halved, and the source says so.
 """
 

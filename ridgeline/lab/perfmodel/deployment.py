@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from ridgeline.lab.errors import BadInput
-from ridgeline.lab.hardware import Chip
+from ridgeline.lab.hardware.chip import Chip
 from ridgeline.models.spec.cache_layout import CacheElement, CacheGroup
 from ridgeline.models.spec.ffn import Experts
 from ridgeline.models.spec.mixers import Attention, LatentAttention, Mixer

@@ -15,7 +15,7 @@ from functools import cache
 from pathlib import Path
 
 from ridgeline.lab.errors import BadInput
-from ridgeline.lab.hardware import chip
+from ridgeline.lab.hardware.find_chip import find_chip
 from ridgeline.lab.perfmodel.analytic import ClosedLoop, closed_loop
 from ridgeline.lab.perfmodel.deployment import Deployment
 from ridgeline.models.spec.find_spec import find_spec
@@ -92,7 +92,7 @@ def _point(row: dict[str, str], line: int, configs: Path) -> MeasuredPoint:
     tp, attention_dp, moe_tp, ep = spread
     deployment = Deployment(
         shape=_shape(configs / f"{config}_config.json"),
-        chip=chip(row["system"].removesuffix("_sxm")),
+        chip=find_chip(row["system"].removesuffix("_sxm")),
         backend=row["backend"],
         precision=precision,
         kv_precision="fp8"

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from ridgeline.engine.start.memory import DEFAULT_FRACTION
 from ridgeline.lab.errors import Infeasible
-from ridgeline.lab.hardware import CPU, Chip
+from ridgeline.lab.hardware.chip import CPU, Chip
 from ridgeline.lab.perfmodel.operators import kv_share
 from ridgeline.models.spec.cache_layout import CacheLayout
 from ridgeline.models.spec.ffn import Dense, Experts

@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from ridgeline.lab.errors import Infeasible
-from ridgeline.lab.hardware import Chip
+from ridgeline.lab.hardware.chip import Chip
 from ridgeline.lab.perfmodel.memory import MemoryNeeds, memory_plan, tp_sizes
 from ridgeline.lab.perfmodel.operators import ACTIVATION_BYTES, Phase, all_reduce_bytes, operators
 from ridgeline.lab.perfmodel.roofline import roofline

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 from ridgeline.lab.errors import BadInput
-from ridgeline.lab.hardware import Chip
+from ridgeline.lab.hardware.chip import Chip
 from ridgeline.lab.perfmodel.operators import OperatorCost, Phase, operators
 from ridgeline.models.spec.model_spec import ModelSpec
 from ridgeline.models.spec.precision import Precision, as_precision

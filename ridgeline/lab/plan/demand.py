@@ -1,6 +1,6 @@
 """The demand of a plan: traffic, limits and budget. Parsed and validated.
 
-`cli.lab.plan` passes the command line's values; `make` uses them. Only parsing happens here.
+`cli.lab.plan` passes the command line's values; `make_plan` uses them. Only parsing happens here.
 """
 
 from __future__ import annotations

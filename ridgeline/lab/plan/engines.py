@@ -1,7 +1,7 @@
 """Which engine can serve a plan: ridgeline if it supports model and hardware; and other engines' command
 lines.
 
-Used by `make` and `result`. An unsupported feature is stated as the reason, not worked around.
+Used by `make_plan` and `result`. An unsupported feature is stated as the reason, not worked around.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 import shlex
 from pathlib import Path
 
-from ridgeline.lab.hardware import Chip
+from ridgeline.lab.hardware.chip import Chip
 from ridgeline.models.errors import ModelError
 from ridgeline.models.files.hub import fetch_config, hub_id
 from ridgeline.models.files.registry import find_known, resolve

@@ -1,6 +1,6 @@
 """Infeasible plans: errors name the binding constraint, its figures, and the nearest feasible alternative.
 
-Raised by `make` after a deployment was found and simulated; `search` raises if there is none.
+Raised by `make_plan` after a deployment was found and simulated; `search` raises if there is none.
 """
 
 from __future__ import annotations
@@ -9,9 +9,9 @@ import math
 
 from ridgeline.lab.charts import grouped
 from ridgeline.lab.errors import Infeasible
-from ridgeline.lab.hardware import CPU
+from ridgeline.lab.hardware.chip import CPU
 from ridgeline.lab.plan.break_even import HOURS_PER_MONTH, Profile
-from ridgeline.lab.plan.plan import PlanRequest
+from ridgeline.lab.plan.plan_types import PlanRequest
 from ridgeline.lab.plan.search import Candidate
 
 

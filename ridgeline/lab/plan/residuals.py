@@ -1,7 +1,7 @@
 """Residuals of predictions, stored as one JSON line each, and the correction of later predictions by them.
 
-`verify` writes, `make` reads. A residual is ln(measured / predicted) of the uncorrected prediction, so that
-corrections do not feed back. A damaged line is skipped with a warning.
+`verify` writes, `make_plan` reads. A residual is ln(measured / predicted) of the uncorrected prediction, so
+that corrections do not feed back. A damaged line is skipped with a warning.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
 """Finds the cheapest deployment for the demand: tries every precision and every split.
 
-Called by `make`. A deployment's capacity is the largest batch that memory and the service level allow, by the
-analytic times. If nothing is feasible, Infeasible names the binding constraint and the nearest alternative.
+Called by `make_plan`. A deployment's capacity is the largest batch that memory and the service level allow,
+by the analytic times. If nothing is feasible, Infeasible names the binding constraint and the nearest
+alternative.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from dataclasses import dataclass
 
 from ridgeline.lab.charts import grouped
 from ridgeline.lab.errors import Infeasible
-from ridgeline.lab.hardware import CPU, Chip
+from ridgeline.lab.hardware.chip import CPU, Chip
 from ridgeline.lab.perfmodel.analytic import predict_tpot, predict_ttft
 from ridgeline.lab.perfmodel.deployment import Deployment
 from ridgeline.lab.perfmodel.memory import MOST_CHIPS, MemoryNeeds, memory_plan

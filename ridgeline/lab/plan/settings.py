@@ -1,6 +1,6 @@
 """The engine settings that a plan chooses, each with its reason; as a config file and as scheduler limits.
 
-`make` simulates with the limits, `result` writes the file, `ridgeline serve --config` runs it. Only for
+`make_plan` simulates with the limits, `result` writes the file, `ridgeline serve --config` runs it. Only for
 ridgeline: another engine gets its command line.
 """
 

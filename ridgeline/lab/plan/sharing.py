@@ -1,6 +1,6 @@
 """How much of a traffic's prompts occurred before, and how much of that a cache would have kept.
 
-Pure functions. `decide` uses it for the prefix cache, `break_even` for a provider's discount.
+Pure functions. `decision_gates` uses it for the prefix cache, `break_even` for a provider's discount.
 """
 
 from __future__ import annotations

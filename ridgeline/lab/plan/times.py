@@ -1,23 +1,23 @@
-"""Step times for a deployment: fitted on this machine if available, else from first principles.
+"""Times: the step times of a deployment, fitted on this machine if available, else from first principles.
 
-Used by `make`. The method and its uncertainty are part of every prediction.
+Used by `make_plan`. The method and its uncertainty are part of every prediction.
 """
 
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
 from datetime import UTC, datetime
 
 from ridgeline.engine.config import EngineConfig
 from ridgeline.lab.hardware.this_machine import load_per_core
 from ridgeline.lab.perfmodel.analytic import engine_constants, predict_tpot, predict_ttft
 from ridgeline.lab.perfmodel.analytic_times import analytic_times
+from ridgeline.lab.perfmodel.front_times import FrontTimes
 from ridgeline.lab.perfmodel.step_times import StepTimes
 from ridgeline.lab.perfmodel.stored import kept_times, settings_of
 from ridgeline.lab.plan.demand import Demand
-from ridgeline.lab.plan.estimate import Times
 from ridgeline.lab.plan.search import Candidate
-from ridgeline.lab.simulate import FrontTimes
 
 # Minimum spread of whole runs: the steps of nine replays within 15 minutes of their fit took 3 to 13 %
 # longer in total than predicted (docs/simulator.md), on an otherwise idle virtual machine.
@@ -26,6 +26,29 @@ FRESH_S = 900.0  # for which that holds; load, clock and kernel change over time
 AGE_SPREAD = 0.05  # added per tenfold of that age: 0.1 after a day, 0.17 after a month
 UNSTEADY = 0.15  # changes of speed or load above this share are reported
 OVERLAPPED_STEPS = 1  # a GPU engine launches a step before the previous one is read
+
+
+@dataclass(frozen=True, slots=True)
+class Times:
+    """Step times of one deployment, their uncertainty, and the number of steps launched ahead.
+
+    low, high: factors on all step times that cover the truth in 80 % of cases
+    first_low, first_high: of times to first token, which are less certain without measured steps
+    """
+
+    steps: StepTimes
+    front: FrontTimes
+    low: float
+    high: float
+    lookahead: int = 0
+    first_low: float = 1.0
+    first_high: float = 1.0
+    caveats: tuple[str, ...] = ()  # what to know about them, in words
+
+    @property
+    def method(self) -> str:
+        """As named by predictions and residuals."""
+        return "simulated" if self.steps.source == "fitted" else "analytic"
 
 
 def times_of(model: str, candidate: Candidate, demand: Demand, config: EngineConfig) -> Times:

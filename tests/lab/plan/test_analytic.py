@@ -10,7 +10,7 @@ import pytest
 
 from ridgeline.engine.plan.step import StepWork
 from ridgeline.lab.errors import BadInput
-from ridgeline.lab.hardware import chip
+from ridgeline.lab.hardware.find_chip import find_chip
 from ridgeline.lab.perfmodel.analytic import (
     Deployment,
     closed_loop,
@@ -49,8 +49,8 @@ def shape(layer: LayerSpec, layers: int = 32) -> ModelSpec:
     )
 
 
-DENSE = Deployment(shape(DENSE_LAYER), chip("h200"), backend="vllm")
-MIXTURE = Deployment(shape(EXPERT_LAYER), chip("h200"), backend="sglang")
+DENSE = Deployment(shape(DENSE_LAYER), find_chip("h200"), backend="vllm")
+MIXTURE = Deployment(shape(EXPERT_LAYER), find_chip("h200"), backend="sglang")
 
 
 def test_no_prediction_is_faster_than_memory_and_arithmetic_allow() -> None:

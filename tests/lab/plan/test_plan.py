@@ -8,7 +8,7 @@ import pytest
 
 from ridgeline.cli.main import main
 from ridgeline.lab.knowledge.entries import find
-from ridgeline.lab.plan.chips import ChipPlan, pareto
+from ridgeline.lab.plan.compare_chips import ChipPlan, pareto
 from ridgeline.lab.plan.demand import read_demand, read_slo
 from ridgeline.lab.plan.options import DEFAULT_SLO
 from ridgeline.lab.plan.settings import read_config

@@ -7,13 +7,13 @@ from dataclasses import replace
 import pytest
 
 from ridgeline.lab.errors import BadInput
-from ridgeline.lab.hardware import chip
+from ridgeline.lab.hardware.find_chip import find_chip
 from ridgeline.lab.perfmodel.operators import OperatorCost, all_reduce_bytes, operators
 from ridgeline.lab.perfmodel.roofline import Roofline, roofline, study
 from ridgeline.models.spec.cache_layout import CacheLayout
 from tests.lab.plan.known_specs import deepseek_v3, llama_8b, llama_70b, qwen3_30b_a3b
 
-H200 = chip("h200")
+H200 = find_chip("h200")
 
 
 def cost_of(costs: list[OperatorCost], name: str) -> OperatorCost:
@@ -123,7 +123,7 @@ def test_fewer_bits_help_decode_by_the_bytes_and_prefill_by_the_unit() -> None:
     }
     assert "weights fp8" in changes
     assert "weights int4" not in changes  # widened before they are multiplied: no faster arithmetic
-    on_b200 = study(llama_70b(), chip("b200"), "prefill", 1, 4_096, 0, "bfloat16")
+    on_b200 = study(llama_70b(), find_chip("b200"), "prefill", 1, 4_096, 0, "bfloat16")
     assert move(on_b200, "weights nvfp4")[0] > 2
     assert "multiplied as fp4" in move(on_b200, "weights nvfp4")[1]
     assert "multiplied as fp8" in text
@@ -138,7 +138,7 @@ def test_moves_are_sorted_by_what_they_gain() -> None:
 
 
 def test_a_slow_link_is_seen_to_bind() -> None:
-    found = study(llama_70b(), chip("l40s"), "prefill", 1, 2_048, 0, "fp8", tp=8)
+    found = study(llama_70b(), find_chip("l40s"), "prefill", 1, 2_048, 0, "fp8", tp=8)
     assert found.bound == "link"
 
 

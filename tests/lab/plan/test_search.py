@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from ridgeline.lab.hardware import chip
+from ridgeline.lab.hardware.find_chip import find_chip
 from ridgeline.lab.plan import search
 from ridgeline.lab.plan.demand import read_demand
 from ridgeline.lab.slo import parse_slo
@@ -22,7 +22,7 @@ SLO = parse_slo("ttft_p90=60s,tpot_p90=10s")
 def candidates(shape: ModelSpec, hardware: str, gpus_max: int, precision: str = "bfloat16", slo: str = ""):  # type: ignore[no-untyped-def]
     return search.candidates(
         shape,
-        chip(hardware),
+        find_chip(hardware),
         DEMAND,
         parse_slo(slo) if slo else SLO,
         backend="vllm",
@@ -55,7 +55,7 @@ def test_the_number_of_chips_that_a_refusal_names_does(shape: ModelSpec, hardwar
 
 def test_the_cache_of_one_long_request_is_named_where_it_is_what_does_not_fit() -> None:
     long = read_demand(TrafficOptions(input="120000", output="10", rate=1.0, requests=2))
-    small = replace(chip("l4"), memory_bytes=26 * 10**9)
+    small = replace(find_chip("l4"), memory_bytes=26 * 10**9)
     outcome = search.consider(search.Deployment(llama_8b(), small, "vllm"), long, SLO)
     assert isinstance(outcome, search.RejectedCandidate)
     assert "one request of the mean length takes 15.7 GB" in outcome.why

@@ -12,8 +12,9 @@ from hypothesis import strategies as st
 
 from ridgeline.engine.plan.intake import SchedulerLimits
 from ridgeline.lab.errors import BadInput
-from ridgeline.lab.perfmodel.step_times import HostTimes, Terms
-from ridgeline.lab.simulate import FrontTimes, StepTimes, simulate
+from ridgeline.lab.perfmodel.front_times import FrontTimes
+from ridgeline.lab.perfmodel.step_times import HostTimes, StepTimes, Terms
+from ridgeline.lab.simulate import simulate
 from ridgeline.lab.traffic.request import PlannedRequest, Traffic
 
 LIMITS = SchedulerLimits(

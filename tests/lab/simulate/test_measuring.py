@@ -19,9 +19,9 @@ from ridgeline.engine.plan.step import StepWork
 from ridgeline.lab.bench.figures.record import RequestRecord, ServerTiming
 from ridgeline.lab.errors import BadInput, LabError
 from ridgeline.lab.perfmodel.analytic_times import times_from
-from ridgeline.lab.perfmodel.step_times import Terms, TraceError
+from ridgeline.lab.perfmodel.front_times import FrontTimes, fit_front
+from ridgeline.lab.perfmodel.step_times import StepTimes, Terms, TraceError
 from ridgeline.lab.perfmodel.stored import keep_times, kept_times, settings_of, times_file, why_not_kept
-from ridgeline.lab.simulate import FrontTimes, StepTimes, fit_front
 from ridgeline.lab.simulate.collect import collect_steps, read_steps
 from ridgeline.lab.simulate.measure import PHASES
 from ridgeline.telemetry.stats import StepRecord

@@ -11,7 +11,8 @@ import pytest
 
 from ridgeline.engine.plan.step import StepWork
 from ridgeline.lab.errors import BadInput, LabError
-from ridgeline.lab.simulate import StepTimes, fit_step_times
+from ridgeline.lab.perfmodel.fit_steps import fit_step_times
+from ridgeline.lab.perfmodel.step_times import StepTimes
 from ridgeline.telemetry.stats import StepRecord
 
 TURN_S, SCHEDULE_S = 0.0004, 0.00005

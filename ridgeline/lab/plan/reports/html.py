@@ -11,9 +11,8 @@ from ridgeline.lab.charts import Axis, Line, Point, Points, Rule, chart, grouped
 from ridgeline.lab.page import Cell, Html, charts, heading, notes, page, paragraph, table, tiles
 from ridgeline.lab.perfmodel.roofline import Roofline
 from ridgeline.lab.plan.break_even import HOURS_PER_MONTH
-from ridgeline.lab.plan.decide import Step
-from ridgeline.lab.plan.estimate import verdict
-from ridgeline.lab.plan.plan import Plan
+from ridgeline.lab.plan.decision_gates import Decision
+from ridgeline.lab.plan.plan_types import Plan
 from ridgeline.lab.plan.reports.text import (
     NAMES,
     cost_rows,
@@ -23,13 +22,14 @@ from ridgeline.lab.plan.reports.text import (
     replica_count,
     roofline_rows,
 )
+from ridgeline.lab.plan.simulated_estimate import verdict
 
 CHART_STEPS = 200
 LOOKS = {"yes": "good", "likely": "", "no": "bad"}
 
 
 def plan_page(
-    plan: Plan, steps: Sequence[Step], commands: Sequence[tuple[str, str]], made_at: str = ""
+    plan: Plan, decisions: Sequence[Decision], commands: Sequence[tuple[str, str]], made_at: str = ""
 ) -> str:
     request = plan.request
     subtitle = (
@@ -43,7 +43,7 @@ def plan_page(
         *_rooflines(plan),
         *_memory(plan),
         *_money(plan),
-        *_decisions(steps),
+        *_decisions(decisions),
         heading("What to do with it"),
         table(["", ""], [[what, Cell(command, look="words")] for what, command in commands]),
     ]
@@ -197,13 +197,15 @@ def _money_chart(plan: Plan) -> str:
     )
 
 
-def _reason(step: Step) -> Cell:
-    return Cell(step.reason, look="words", small=f"ridgeline explain {step.term}" if step.term else "")
+def _reason(decision: Decision) -> Cell:
+    return Cell(
+        decision.reason, look="words", small=f"ridgeline explain {decision.term}" if decision.term else ""
+    )
 
 
-def _decisions(steps: Sequence[Step]) -> Iterator[Html]:
+def _decisions(decisions: Sequence[Decision]) -> Iterator[Html]:
     yield heading("Decisions", "In the order of leverage; each gate with its figures.")
     rows: list[list[str | Cell]] = [
-        [step.question, Cell(step.verdict, look="words"), _reason(step)] for step in steps
+        [one.question, Cell(one.verdict, look="words"), _reason(one)] for one in decisions
     ]
     yield table(["", "", ""], rows)

@@ -11,9 +11,9 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from ridgeline import __version__
-from ridgeline.lab.plan.decide import Step
+from ridgeline.lab.plan.decision_gates import Decision
 from ridgeline.lab.plan.engines import other_command
-from ridgeline.lab.plan.plan import Plan
+from ridgeline.lab.plan.plan_types import Plan
 from ridgeline.lab.plan.reports.html import plan_page
 from ridgeline.lab.plan.settings import config_file
 from ridgeline.lab.prediction import Prediction, write_prediction
@@ -33,7 +33,7 @@ class Written:
     page: Path
 
 
-def write_plan(plan: Plan, steps: tuple[Step, ...], folder: Path) -> Written:
+def write_plan(plan: Plan, decisions: tuple[Decision, ...], folder: Path) -> Written:
     folder.mkdir(parents=True, exist_ok=True)
     made_at = datetime.now(tz=UTC).isoformat(timespec="seconds")
     config = None
@@ -43,7 +43,7 @@ def write_plan(plan: Plan, steps: tuple[Step, ...], folder: Path) -> Written:
     prediction = folder / PREDICTION
     write_prediction(prediction_of(plan, made_at), prediction)
     page = folder / PAGE
-    page.write_text(plan_page(plan, steps, commands(plan, folder), made_at), encoding="utf-8")
+    page.write_text(plan_page(plan, decisions, commands(plan, folder), made_at), encoding="utf-8")
     return Written(config, prediction, page)
 
 

@@ -9,9 +9,9 @@ from collections.abc import Iterator, Sequence
 from ridgeline.lab.charts import grouped, number
 from ridgeline.lab.perfmodel.roofline import Roofline
 from ridgeline.lab.plan.break_even import HOURS_PER_MONTH
-from ridgeline.lab.plan.decide import Step, count
-from ridgeline.lab.plan.estimate import verdict
-from ridgeline.lab.plan.plan import Plan
+from ridgeline.lab.plan.decision_gates import Decision, count
+from ridgeline.lab.plan.plan_types import Plan
+from ridgeline.lab.plan.simulated_estimate import verdict
 from ridgeline.lab.plan.verify import Verdict
 from ridgeline.lab.prediction import Interval
 
@@ -26,13 +26,13 @@ NAMES = {
 MOVES_SHOWN = 3
 
 
-def plan_lines(plan: Plan, steps: Sequence[Step]) -> Iterator[str]:
+def plan_lines(plan: Plan, decisions: Sequence[Decision]) -> Iterator[str]:
     yield from _answer(plan)
     yield from _predicted(plan)
     yield from _roofline(plan)
     yield from _memory(plan)
     yield from _costs(plan)
-    yield from _decisions(steps)
+    yield from _decisions(decisions)
     yield from _caveats(plan)
 
 
@@ -223,12 +223,14 @@ def cost_rows(plan: Plan) -> list[list[str]]:
     return rows
 
 
-def _decisions(steps: Sequence[Step]) -> Iterator[str]:
+def _decisions(decisions: Sequence[Decision]) -> Iterator[str]:
     yield from _headed("Decisions (`ridgeline explain TERM` explains the terms in brackets)")
-    for place, step in enumerate(steps, start=1):
-        more = f" [{step.term}]" if step.term else ""
+    for place, decision in enumerate(decisions, start=1):
+        more = f" [{decision.term}]" if decision.term else ""
         yield from _wrapped(
-            f"{place}. {step.question} {step.verdict.upper()}: {step.reason}{more}", "   ", first=""
+            f"{place}. {decision.question} {decision.verdict.upper()}: {decision.reason}{more}",
+            "   ",
+            first="",
         )
 
 

@@ -1,7 +1,7 @@
-"""The decision list: each step is a gate that its figures pass or not, with the reason. Pure functions.
+"""The gates of the decision list: a gate turns figures into a Decision with its reason. Pure functions.
 
-Ordered by leverage: decisions that shrink the later ones come first. `steps` gathers the figures,
-`reports` prints the decisions; thresholds are only here.
+Ordered by leverage: decisions that shrink the later ones come first. `decision_list` passes
+the figures of a finished plan, `reports` prints the decisions. Thresholds are only here.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ CLEARLY = 0.8  # a price below this ratio counts as lower: both sides are estima
 
 
 @dataclass(frozen=True, slots=True)
-class Step:
+class Decision:
     """One decision: the question, the verdict, the reason, and the gate's figures."""
 
     question: str
@@ -34,10 +34,10 @@ class Step:
     term: str = ""  # entry of `ridgeline explain`
 
 
-def hosted_or_dedicated(even: BreakEven | None, missing: str = "") -> Step:
+def hosted_or_dedicated(even: BreakEven | None, missing: str = "") -> Decision:
     question = "hosted API or dedicated?"
     if even is None:
-        return Step(question, "open", f"no comparison: {missing}", term="break-even")
+        return Decision(question, "open", f"no comparison: {missing}", term="break-even")
     hosted, own = even.hosted.usd_month, even.own.usd_month
     is_scaled = own < even.own_always.usd_month
     idle = even.idle_share_scaled if is_scaled else even.idle_share
@@ -52,18 +52,18 @@ def hosted_or_dedicated(even: BreakEven | None, missing: str = "") -> Step:
     if even.even_requests_per_day is None:
         full, each = even.full_per_request, even.hosted.per_request
         why = f"{lines}; even a busy replica costs {_small(full)} a request, the API {_small(each)}"
-        return Step(question, "hosted", why, figures, "break-even")
+        return Decision(question, "hosted", why, figures, "break-even")
     from_here = f"dedicated pays from {even.even_requests_per_day:,.0f} requests a day on, at such hours"
     if own <= CLEARLY * hosted:
-        return Step(question, "dedicated", f"{lines}; {from_here}", figures, "break-even")
+        return Decision(question, "dedicated", f"{lines}; {from_here}", figures, "break-even")
     if hosted <= CLEARLY * own:
-        return Step(question, "hosted", f"{lines}; {from_here}", figures, "break-even")
-    return Step(question, "either", f"{lines}: too close to call; {from_here}", figures, "break-even")
+        return Decision(question, "hosted", f"{lines}; {from_here}", figures, "break-even")
+    return Decision(question, "either", f"{lines}: too close to call; {from_here}", figures, "break-even")
 
 
 def smallest_model(
     *, parameters: int, active: int, gpus: int, decode_floor_ms: float, one_gpu_parameters: float
-) -> Step:
+) -> Decision:
     """one_gpu_parameters: the largest model of this precision that one chip holds beside its KV cache."""
     figures = {
         "parameters": float(parameters),
@@ -78,15 +78,15 @@ def smallest_model(
     verdict = "check a smaller one first"
     if gpus > 1:
         fits = f"; up to {count(one_gpu_parameters)} would fit one GPU instead of {gpus}"
-        return Step("the smallest model that does it?", verdict, half + fits, figures, "smallest model")
-    return Step("the smallest model that does it?", verdict, half, figures, "smallest model")
+        return Decision("the smallest model that does it?", verdict, half + fits, figures, "smallest model")
+    return Decision("the smallest model that does it?", verdict, half, figures, "smallest model")
 
 
-def engine(chosen: str, *, refused: str = "") -> Step:
+def engine(chosen: str, *, refused: str = "") -> Decision:
     """refused: why ridgeline cannot serve this plan; empty if it can."""
     if not refused:
-        return Step("which engine?", chosen, "serves this model on this hardware; plan.toml starts it")
-    return Step("which engine?", chosen, f"ridgeline does not: {refused}")
+        return Decision("which engine?", chosen, "serves this model on this hardware; plan.toml starts it")
+    return Decision("which engine?", chosen, f"ridgeline does not: {refused}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,7 +102,7 @@ class PrecisionFigures:
 
 def quantize(
     stored: PrecisionFigures, chosen: PrecisionFigures, others: tuple[PrecisionFigures, ...]
-) -> Step:
+) -> Decision:
     question = "quantize?"
     figures = {f"{p.precision}_gpus": float(p.gpus) for p in (stored, chosen, *others) if p.gpus is not None}
     figures |= {
@@ -114,25 +114,25 @@ def quantize(
             why = f"{stored.precision} does not do: {stored.why}"
         else:
             why = f"{stored.gpus} GPUs at {stored.precision}, {chosen.gpus} at {chosen.precision}"
-        return Step(question, f"yes: {chosen.precision}", f"{why}; {gate}", figures, "quantization")
+        return Decision(question, f"yes: {chosen.precision}", f"{why}; {gate}", figures, "quantization")
     best = min(
         (p for p in others if p.gpus is not None), key=lambda p: (p.gpus, -(p.per_gpu or 0.0)), default=None
     )
     if best is None or chosen.gpus is None:
-        return Step(
+        return Decision(
             question, "no", f"nothing smaller than {chosen.precision} runs here", figures, "quantization"
         )
     assert best.gpus is not None
     if best.gpus <= (1 - QUANTIZE_GAIN) * chosen.gpus:
         why = f"{best.precision} would take {best.gpus} GPUs instead of {chosen.gpus}, {gate}"
-        return Step(question, f"worth a trial: {best.precision}", why, figures, "quantization")
+        return Decision(question, f"worth a trial: {best.precision}", why, figures, "quantization")
     why = f"{chosen.precision} does it, and {best.precision} would take as many GPUs"
     if best.per_gpu is not None and chosen.per_gpu is not None:
         why += f"; one GPU serves {chosen.per_gpu:.3g} requests/s, then {best.per_gpu:.3g}"
-    return Step(question, "no", why, figures, "quantization")
+    return Decision(question, "no", why, figures, "quantization")
 
 
-def prefix_cache(ideal: Sharing, kept: Sharing, prefill_s_per_token: float, replicas: int = 1) -> Step:
+def prefix_cache(ideal: Sharing, kept: Sharing, prefill_s_per_token: float, replicas: int = 1) -> Decision:
     """ideal: of all traffic, with unlimited cache; kept: of one replica's traffic, with this plan's KV
     memory.
     """
@@ -140,7 +140,7 @@ def prefix_cache(ideal: Sharing, kept: Sharing, prefill_s_per_token: float, repl
     figures = {"ideal_share": ideal.share, "kept_share": kept.share}
     if not ideal.known:
         why = "the traffic has no prefix information; lookups cost almost nothing"
-        return Step(question, "on", why, figures, "prefix cache")
+        return Decision(question, "on", why, figures, "prefix cache")
     saved_s = kept.share * prefill_s_per_token * ideal.input_tokens
     figures["saved_prefill_s"] = saved_s
     where = "" if replicas == 1 else f" by one of {replicas} replicas that get requests at random"
@@ -149,11 +149,11 @@ def prefix_cache(ideal: Sharing, kept: Sharing, prefill_s_per_token: float, repl
         shares += "; a router that knows prefixes would keep them together"
     if kept.share >= CACHE_PAYS_SHARE:
         saving = f"{shares}: {_seconds(saved_s)} of prefill saved over the trace"
-        return Step(question, "on: it pays", saving, figures, "prefix cache")
-    return Step(question, "on, little effect expected", shares, figures, "prefix cache")
+        return Decision(question, "on: it pays", saving, figures, "prefix cache")
+    return Decision(question, "on, little effect expected", shares, figures, "prefix cache")
 
 
-def speculate(*, batch: float, ridge_batch: float, engine_can: bool, tpot_is_tight: bool) -> Step:
+def speculate(*, batch: float, ridge_batch: float, engine_can: bool, tpot_is_tight: bool) -> Decision:
     """ridge_batch: batch size at which a decode step's arithmetic takes as long as reading the weights."""
     question = "speculate?"
     tokens = round(batch) * (DRAFT_TOKENS + 1)
@@ -163,13 +163,13 @@ def speculate(*, batch: float, ridge_batch: float, engine_can: bool, tpot_is_tig
         f"from {ridge_batch:.0f} on"
     )
     if tokens > SPECULATION_LOAD * ridge_batch:
-        return Step(question, "no", f"{compared}: no spare arithmetic", figures, "speculative decoding")
+        return Decision(question, "no", f"{compared}: no spare arithmetic", figures, "speculative decoding")
     if not tpot_is_tight:
-        return Step(
+        return Decision(
             question, "not needed", f"{compared}, but TPOT is met without", figures, "speculative decoding"
         )
     lack = "" if engine_can else "; this engine has no speculation yet"
-    return Step(
+    return Decision(
         question,
         "worth a trial",
         f"{compared}: there is spare arithmetic{lack}",
@@ -178,12 +178,14 @@ def speculate(*, batch: float, ridge_batch: float, engine_can: bool, tpot_is_tig
     )
 
 
-def parallelize(*, tp: int, pp: int, ep: int, replicas: int, reason: str) -> Step:
+def parallelize(*, tp: int, pp: int, ep: int, replicas: int, reason: str) -> Decision:
     sizes = [f"{name}={count}" for name, count in (("tp", tp), ("pp", pp), ("ep", ep)) if count > 1]
     verdict = ", ".join(sizes) or "no: one device a replica"
     copies = f"{replicas} replica{'s' * (replicas > 1)}"
     figures = {"tp": float(tp), "pp": float(pp), "ep": float(ep), "replicas": float(replicas)}
-    return Step("parallelize?", verdict, f"{reason}; {copies} for the rate", figures, "tensor parallelism")
+    return Decision(
+        "parallelize?", verdict, f"{reason}; {copies} for the rate", figures, "tensor parallelism"
+    )
 
 
 def disaggregate(
@@ -195,7 +197,7 @@ def disaggregate(
     replica_gpus: int = 1,
     link_bytes_per_s: float | None = None,
     engine_can: bool = True,
-) -> Step:
+) -> Decision:
     """Prefill and decode on separate machines: all of its gates, and chips for a replica of each.
 
     link_bytes_per_s: between the chips of two replicas, for the KV transfer; None: there is no link
@@ -217,10 +219,10 @@ def disaggregate(
     figures = {"tokens_per_day": tokens_per_day, "input_per_output": input_per_output, "gpus": float(gpus)}
     against = [gate for gate, is_passed in gates.items() if not is_passed]
     if against:
-        return Step("disaggregate?", "no", "; ".join(against), figures, "disaggregation")
+        return Decision("disaggregate?", "no", "; ".join(against), figures, "disaggregation")
     verdict = "yes" if tokens_per_day >= sure else "worth a trial"
     lack = "" if engine_can else "; this engine cannot do it yet"
-    return Step("disaggregate?", verdict, "; ".join(gates) + lack, figures, "disaggregation")
+    return Decision("disaggregate?", verdict, "; ".join(gates) + lack, figures, "disaggregation")
 
 
 def _usd(amount: float) -> str:

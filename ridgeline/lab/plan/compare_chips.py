@@ -13,8 +13,8 @@ from typing import Any
 from ridgeline.lab.charts import grouped, number
 from ridgeline.lab.errors import Infeasible
 from ridgeline.lab.plan.break_even import HOURS_PER_MONTH
-from ridgeline.lab.plan.make import make_plan
-from ridgeline.lab.plan.plan import Plan, PlanRequest
+from ridgeline.lab.plan.make_plan import make_plan
+from ridgeline.lab.plan.plan_types import Plan, PlanRequest
 from ridgeline.lab.plan.reports.text import columns
 
 HEAD = (

@@ -1,7 +1,7 @@
-"""What one replica will measure with its share of the traffic: simulated, with an interval.
+"""estimate: what one replica will measure with its share of the traffic, simulated, with an interval.
 
 The real scheduler runs the traffic under step times, fitted or analytic; once as expected, and once each at
-the ends of their interval. `make` searches a replica's capacity with it. Measures nothing.
+the ends of their interval. `make_plan` searches a replica's capacity with it. Measures nothing.
 """
 
 from __future__ import annotations
@@ -11,10 +11,9 @@ from dataclasses import dataclass, replace
 
 from ridgeline.engine.plan.intake import SchedulerLimits
 from ridgeline.lab.bench.figures.metrics import flat, summarize
-from ridgeline.lab.perfmodel.front_times import FrontTimes
-from ridgeline.lab.perfmodel.step_times import StepTimes
 from ridgeline.lab.plan.demand import Demand
 from ridgeline.lab.plan.sharing import is_known
+from ridgeline.lab.plan.times import Times
 from ridgeline.lab.prediction import Interval
 from ridgeline.lab.simulate.loop import simulate
 from ridgeline.lab.simulate.run import SimulatedRun
@@ -31,29 +30,6 @@ NARROWEST = 0.03  # minimum half-width: repeated runs differ by more
 CLOSE, ROUGHLY = 0.08, 0.25  # precision of a capacity search; for the ends of an interval
 FIRST_TRY, LEAST_SHARE = 0.85, 0.02  # of what saturates it
 FEWEST_SATURATED = 200  # requests
-
-
-@dataclass(frozen=True, slots=True)
-class Times:
-    """Step times of one deployment, their uncertainty, and the number of steps launched ahead.
-
-    low, high: factors on all step times that cover the truth in 80 % of cases
-    first_low, first_high: of times to first token, which are less certain without measured steps
-    """
-
-    steps: StepTimes
-    front: FrontTimes
-    low: float
-    high: float
-    lookahead: int = 0
-    first_low: float = 1.0
-    first_high: float = 1.0
-    caveats: tuple[str, ...] = ()  # what to know about them, in words
-
-    @property
-    def method(self) -> str:
-        """As named by predictions and residuals."""
-        return "simulated" if self.steps.source == "fitted" else "analytic"
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,7 +1,7 @@
 """make_plan: from a request to a plan: how to serve it, what it will measure, what it costs, and why.
 
 Called by `cli.lab.plan`. The search is analytic, the prediction is simulated on the user's traffic, costs are
-hourly. The decision list comes later (`steps`). Raises Infeasible with the nearest feasible alternative
+hourly. `decision_list` explains the finished plan. Raises Infeasible with the nearest feasible alternative
 rather than returning a bad plan.
 """
 
@@ -12,22 +12,22 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from ridgeline.lab.errors import BadInput, Infeasible
-from ridgeline.lab.hardware import Chip
+from ridgeline.lab.hardware.chip import Chip
 from ridgeline.lab.perfmodel.operators import Phase
 from ridgeline.lab.perfmodel.roofline import Roofline, study
 from ridgeline.lab.plan import search
 from ridgeline.lab.plan.break_even import HOURS_PER_MONTH, BreakEven, Profile, break_even, hourly_profile
-from ridgeline.lab.plan.decide import PrecisionFigures
+from ridgeline.lab.plan.decision_gates import PrecisionFigures
 from ridgeline.lab.plan.demand import Demand
 from ridgeline.lab.plan.engines import ridgeline_refusal
-from ridgeline.lab.plan.estimate import ROUGHLY, Estimate, Times, capacity, estimate, verdict
-from ridgeline.lab.plan.plan import Plan, PlanRequest
+from ridgeline.lab.plan.plan_types import Plan, PlanRequest
 from ridgeline.lab.plan.refusals import check_budget, check_gpus, refuse_latency
 from ridgeline.lab.plan.residuals import Correction, corrections, read_residuals
 from ridgeline.lab.plan.search import Candidate, RejectedCandidate
 from ridgeline.lab.plan.settings import EngineSettings, engine_settings
 from ridgeline.lab.plan.sharing import sharing
-from ridgeline.lab.plan.times import times_of
+from ridgeline.lab.plan.simulated_estimate import ROUGHLY, Estimate, capacity, estimate, verdict
+from ridgeline.lab.plan.times import Times, times_of
 from ridgeline.lab.prediction import Interval
 from ridgeline.lab.traffic.request import Traffic
 from ridgeline.models.spec.precision import Precision

@@ -1,24 +1,24 @@
-"""The decision list of a plan: passes its figures to each gate of `decide`, ordered by leverage."""
+"""The decision list of a plan: passes its figures to each gate of `decision_gates`, ordered by leverage."""
 
 from __future__ import annotations
 
 from ridgeline.engine.plan.step import StepWork
 from ridgeline.lab.errors import LabError
 from ridgeline.lab.perfmodel.parallel import choose_parallel
-from ridgeline.lab.plan import decide
-from ridgeline.lab.plan.decide import PrecisionFigures, Step
-from ridgeline.lab.plan.plan import Plan
+from ridgeline.lab.plan import decision_gates
+from ridgeline.lab.plan.decision_gates import Decision, PrecisionFigures
+from ridgeline.lab.plan.plan_types import Plan
 
 TIGHT = 0.8  # of a limit; above this share, a prediction may miss it
 
 
-def decisions(plan: Plan) -> tuple[Step, ...]:
+def decision_list(plan: Plan) -> tuple[Decision, ...]:
     return (
-        decide.hosted_or_dedicated(plan.even, _no_comparison(plan)),
+        decision_gates.hosted_or_dedicated(plan.even, _no_comparison(plan)),
         _smallest(plan),
-        decide.engine(plan.engine, refused=plan.engine_refusal),
+        decision_gates.engine(plan.engine, refused=plan.engine_refusal),
         _quantize(plan),
-        decide.prefix_cache(plan.ideal, plan.kept, prefill_s_per_token(plan), plan.replicas),
+        decision_gates.prefix_cache(plan.ideal, plan.kept, prefill_s_per_token(plan), plan.replicas),
         _speculate(plan),
         _parallelize(plan),
         _disaggregate(plan),
@@ -46,14 +46,14 @@ def _no_comparison(plan: Plan) -> str:
     return plan.request.no_offers or "no similar hosted model is listed (--price-in, --price-out)"
 
 
-def _smallest(plan: Plan) -> Step:
+def _smallest(plan: Plan) -> Decision:
     deployment, memory = plan.candidate.deployment, plan.candidate.memory
     shape, chip = deployment.shape, deployment.chip
     per_parameter = shape.weight_bytes(deployment.kept) / shape.parameters
     room = (
         chip.memory_bytes - memory.reserve - memory.activations - plan.candidate.batch * memory.kv_per_request
     )
-    return decide.smallest_model(
+    return decision_gates.smallest_model(
         parameters=shape.parameters,
         active=shape.active_parameters,
         gpus=plan.candidate.gpus,
@@ -62,19 +62,19 @@ def _smallest(plan: Plan) -> Step:
     )
 
 
-def _quantize(plan: Plan) -> Step:
+def _quantize(plan: Plan) -> Decision:
     figures = {found.precision: found for found in plan.precisions}
     unknown = PrecisionFigures(plan.candidate.precision, plan.gpus, None, plan.capacity / plan.candidate.gpus)
     chosen = figures.get(plan.candidate.precision, unknown)
     stored = plan.precisions[0] if plan.precisions else unknown
     others = tuple(found for found in plan.precisions if found not in (chosen, stored))
-    return decide.quantize(stored, chosen, others)
+    return decision_gates.quantize(stored, chosen, others)
 
 
-def _speculate(plan: Plan) -> Step:
+def _speculate(plan: Plan) -> Decision:
     limits = [limit for limit in plan.request.slo.limits if limit.metric in ("tpot", "itl", "ntpot")]
     near = [plan.metrics[limit.key].high > TIGHT * limit.ms for limit in limits if limit.key in plan.metrics]
-    return decide.speculate(
+    return decision_gates.speculate(
         batch=max(1.0, plan.estimate.concurrency),
         ridge_batch=ridge_batch(plan),
         engine_can=plan.engine != "ridgeline",
@@ -82,7 +82,7 @@ def _speculate(plan: Plan) -> Step:
     )
 
 
-def _parallelize(plan: Plan) -> Step:
+def _parallelize(plan: Plan) -> Decision:
     """The rule's reason if the search found the same split; otherwise that it costs least."""
     deployment, demand = plan.candidate.deployment, plan.share
     reason = ""
@@ -107,16 +107,16 @@ def _parallelize(plan: Plan) -> Step:
             f"of the splits within the service level this one takes the fewest GPUs, with "
             f"{plan.candidate.batch} requests at once, bound by {plan.candidate.bound}"
         )
-    return decide.parallelize(
+    return decision_gates.parallelize(
         tp=deployment.tp, pp=deployment.pp, ep=deployment.ep, replicas=plan.replicas, reason=reason
     )
 
 
-def _disaggregate(plan: Plan) -> Step:
+def _disaggregate(plan: Plan) -> Decision:
     demand = plan.share
     per_second = plan.rate * demand.requests_per_arrival * (demand.mean_input + demand.mean_output)
     hours = plan.request.busy_hours
-    return decide.disaggregate(
+    return decision_gates.disaggregate(
         tokens_per_day=plan.even.profile.tokens_per_day if plan.even else per_second * 3600 * hours,
         parameters=plan.request.shape.parameters,
         input_per_output=demand.mean_input / demand.mean_output,

@@ -2,9 +2,9 @@ from dataclasses import replace
 
 import pytest
 
-from ridgeline.lab.plan import decide
+from ridgeline.lab.plan import decision_gates
 from ridgeline.lab.plan.break_even import BreakEven, break_even, hourly_profile
-from ridgeline.lab.plan.decide import PrecisionFigures
+from ridgeline.lab.plan.decision_gates import PrecisionFigures
 from ridgeline.lab.plan.prices import Offer
 from ridgeline.lab.plan.sharing import Sharing
 from ridgeline.lab.traffic.request import PlannedRequest, Traffic
@@ -26,14 +26,14 @@ def even(usd_per_hour: float) -> BreakEven:
 def test_who_is_clearly_cheaper_wins_and_what_is_close_is_called_close(
     usd_per_hour: float, verdict: str
 ) -> None:
-    step = decide.hosted_or_dedicated(even(usd_per_hour))
-    assert step.verdict == verdict
-    assert step.figures["own_usd_month"] == pytest.approx(usd_per_hour * 730)
+    decision = decision_gates.hosted_or_dedicated(even(usd_per_hour))
+    assert decision.verdict == verdict
+    assert decision.figures["own_usd_month"] == pytest.approx(usd_per_hour * 730)
 
 
 def test_without_a_price_the_question_stays_open_and_says_why() -> None:
-    step = decide.hosted_or_dedicated(None, "no price of a GPU hour")
-    assert (step.verdict, "no price of a GPU hour" in step.reason) == ("open", True)
+    decision = decision_gates.hosted_or_dedicated(None, "no price of a GPU hour")
+    assert (decision.verdict, "no price of a GPU hour" in decision.reason) == ("open", True)
 
 
 BF16 = PrecisionFigures("bfloat16", gpus=8, usd_month=8.0, per_gpu=5.0)
@@ -41,35 +41,35 @@ FP8 = PrecisionFigures("fp8", gpus=4, usd_month=4.0, per_gpu=9.0)
 
 
 def test_quantizing_is_asked_for_where_it_saves_gpus_and_not_where_it_does_not() -> None:
-    assert decide.quantize(BF16, BF16, (FP8,)).verdict == "worth a trial: fp8"
-    assert decide.quantize(BF16, BF16, (replace(FP8, gpus=8),)).verdict == "no"
-    assert decide.quantize(BF16, BF16, ()).verdict == "no"
+    assert decision_gates.quantize(BF16, BF16, (FP8,)).verdict == "worth a trial: fp8"
+    assert decision_gates.quantize(BF16, BF16, (replace(FP8, gpus=8),)).verdict == "no"
+    assert decision_gates.quantize(BF16, BF16, ()).verdict == "no"
 
 
 def test_quantizing_is_decided_where_nothing_else_does() -> None:
     unfit = PrecisionFigures("bfloat16", None, None, None, why="weights of 1.3 TB")
-    step = decide.quantize(unfit, FP8, (FP8,))
-    assert step.verdict == "yes: fp8"
-    assert "1.3 TB" in step.reason
-    assert "quality gate" in step.reason
+    decision = decision_gates.quantize(unfit, FP8, (FP8,))
+    assert decision.verdict == "yes: fp8"
+    assert "1.3 TB" in decision.reason
+    assert "quality gate" in decision.reason
 
 
 def test_the_prefix_cache_is_judged_by_what_it_would_still_hold() -> None:
     ideal = Sharing(True, 1_000_000, 400_000)
-    assert decide.prefix_cache(ideal, ideal, 1e-4).verdict == "on: it pays"
-    assert decide.prefix_cache(ideal, Sharing(True, 1_000_000, 20_000), 1e-4).verdict.startswith(
+    assert decision_gates.prefix_cache(ideal, ideal, 1e-4).verdict == "on: it pays"
+    assert decision_gates.prefix_cache(ideal, Sharing(True, 1_000_000, 20_000), 1e-4).verdict.startswith(
         "on, little effect"
     )
-    assert decide.prefix_cache(Sharing(False, 1, 0), Sharing(False, 1, 0), 1e-4).verdict == "on"
-    assert decide.prefix_cache(ideal, ideal, 1e-4).figures["saved_prefill_s"] == pytest.approx(40.0)
+    assert decision_gates.prefix_cache(Sharing(False, 1, 0), Sharing(False, 1, 0), 1e-4).verdict == "on"
+    assert decision_gates.prefix_cache(ideal, ideal, 1e-4).figures["saved_prefill_s"] == pytest.approx(40.0)
 
 
 def test_speculation_is_off_where_the_batch_fills_the_arithmetic() -> None:
-    full = decide.speculate(batch=64, ridge_batch=300, engine_can=False, tpot_is_tight=True)
+    full = decision_gates.speculate(batch=64, ridge_batch=300, engine_can=False, tpot_is_tight=True)
     assert full.verdict == "no"
-    room = decide.speculate(batch=8, ridge_batch=300, engine_can=False, tpot_is_tight=True)
+    room = decision_gates.speculate(batch=8, ridge_batch=300, engine_can=False, tpot_is_tight=True)
     assert room.verdict == "worth a trial"
-    met = decide.speculate(batch=8, ridge_batch=300, engine_can=False, tpot_is_tight=False)
+    met = decision_gates.speculate(batch=8, ridge_batch=300, engine_can=False, tpot_is_tight=False)
     assert met.verdict == "not needed"
 
 
@@ -87,14 +87,14 @@ def test_speculation_is_off_where_the_batch_fills_the_arithmetic() -> None:
 def test_disaggregation_takes_all_of_its_gates(
     tokens: float, parameters: float, ratio: float, gpus: int, verdict: str
 ) -> None:
-    step = decide.disaggregate(
+    decision = decision_gates.disaggregate(
         tokens_per_day=tokens,
         parameters=int(parameters),
         input_per_output=ratio,
         gpus=gpus,
         link_bytes_per_s=50e9,
     )
-    assert step.verdict == verdict
+    assert decision.verdict == verdict
 
 
 @pytest.mark.parametrize(
@@ -108,7 +108,7 @@ def test_disaggregation_takes_all_of_its_gates(
 def test_disaggregation_takes_two_replicas_and_a_fast_link_between_them(
     gpus: int, replica_gpus: int, link: float | None, against: str
 ) -> None:
-    step = decide.disaggregate(
+    decision = decision_gates.disaggregate(
         tokens_per_day=3e8,
         parameters=int(671e9),
         input_per_output=12.0,
@@ -116,11 +116,11 @@ def test_disaggregation_takes_two_replicas_and_a_fast_link_between_them(
         replica_gpus=replica_gpus,
         link_bytes_per_s=link,
     )
-    assert (step.verdict, step.reason) == ("no", against)
+    assert (decision.verdict, decision.reason) == ("no", against)
 
 
 def test_a_trial_of_disaggregation_says_that_our_engine_cannot_yet() -> None:
-    step = decide.disaggregate(
+    decision = decision_gates.disaggregate(
         tokens_per_day=3e8,
         parameters=int(671e9),
         input_per_output=12.0,
@@ -129,5 +129,5 @@ def test_a_trial_of_disaggregation_says_that_our_engine_cannot_yet() -> None:
         link_bytes_per_s=50e9,
         engine_can=False,
     )
-    assert step.verdict == "worth a trial"
-    assert step.reason.endswith("this engine cannot do it yet")
+    assert decision.verdict == "worth a trial"
+    assert decision.reason.endswith("this engine cannot do it yet")

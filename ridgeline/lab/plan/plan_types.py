@@ -1,6 +1,6 @@
 """PlanRequest and Plan: the resolved inputs of a plan, and its result. Plain data.
 
-`make` turns one into the other; `reports` shows it.
+`make_plan` turns one into the other; `reports` shows it.
 """
 
 from __future__ import annotations
@@ -9,18 +9,19 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from ridgeline.lab.hardware import Chip
+from ridgeline.lab.hardware.chip import Chip
 from ridgeline.lab.perfmodel.intervals import unlike
 from ridgeline.lab.perfmodel.roofline import Roofline
 from ridgeline.lab.plan.break_even import BreakEven
-from ridgeline.lab.plan.decide import PrecisionFigures
+from ridgeline.lab.plan.decision_gates import PrecisionFigures
 from ridgeline.lab.plan.demand import Budget, Demand
-from ridgeline.lab.plan.estimate import Estimate, Times, verdict
 from ridgeline.lab.plan.prices import Offers
 from ridgeline.lab.plan.residuals import Correction
 from ridgeline.lab.plan.search import Candidate
 from ridgeline.lab.plan.settings import EngineSettings, model_setting
 from ridgeline.lab.plan.sharing import Sharing
+from ridgeline.lab.plan.simulated_estimate import Estimate, verdict
+from ridgeline.lab.plan.times import Times
 from ridgeline.lab.prediction import Interval
 from ridgeline.lab.slo import Slo
 from ridgeline.models.files.hub import hub_id
