@@ -13,7 +13,8 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from ridgeline.models.decoders.cuda import CudaDecoder, DeviceStep
+from ridgeline.models.decoders.cuda import CudaDecoder
+from ridgeline.models.decoders.cuda_step import DeviceStep
 from ridgeline.ops.cuda.attention.prefill_attention import tile_tokens_of
 from ridgeline.ops.cuda.attention.prefill_plan import plan_prefill
 

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ridgeline.models.decoders.cuda_workspace import gated_size, ungated_size
 from ridgeline.models.spec.ffn import Experts
 from ridgeline.models.spec.model_spec import ModelSpec
 from ridgeline.ops.cuda.attention.decode_attention import decode_splits
@@ -32,7 +33,7 @@ class Buffers:
     q: Tensor  # [T, H · D]: rotated queries, for prefill
     attended: Tensor  # [T, H · D]
     branch: Tensor  # [T, h]: output of attention or MLP, added to the residual
-    gate_up: Tensor  # [T, 2F]
+    gate_up: Tensor  # [T, 2F]; empty if no layer has a gate
     gated: Tensor  # [T, F]
     logits: Tensor  # [L, vocab]
     partials: Tensor  # flat float32: split-K sums
@@ -64,7 +65,7 @@ class Buffers:
             q=empty(tokens, heads * head_dim),
             attended=empty(tokens, heads * head_dim),
             branch=empty(tokens, spec.hidden_size),
-            gate_up=empty(tokens, 2 * spec.ffn_size),
+            gate_up=empty(tokens, 2 * gated_size(spec)),
             gated=empty(tokens, spec.ffn_size),
             logits=empty(logit_rows, spec.vocab_size),
             partials=torch.empty(_partial_sums(spec), dtype=torch.float32, device=device),
@@ -111,5 +112,7 @@ def _partial_sums(spec: ModelSpec) -> int:
     """Elements of the largest split product of any decode batch."""
     heads = spec.num_heads * spec.head_dim
     qkv = heads + 2 * spec.num_kv_heads * spec.head_dim
-    shapes = ((qkv, spec.hidden_size), (spec.hidden_size, heads), (spec.hidden_size, spec.ffn_size))
+    shapes = [(qkv, spec.hidden_size), (spec.hidden_size, heads), (spec.hidden_size, spec.ffn_size)]
+    if ungated_size(spec):
+        shapes.append((ungated_size(spec), spec.hidden_size))
     return max(branch_splits(rows, n, k) * rows * n for rows in range(1, MOST_SPLIT + 1) for n, k in shapes)

@@ -12,6 +12,7 @@ from typing import cast
 
 from torch import Tensor
 
+from ridgeline.models.decoders.cuda_attention import norms_apart
 from ridgeline.models.decoders.cuda_buffers import Buffers, part_of
 from ridgeline.models.decoders.cuda_ffn import GatedActivation
 from ridgeline.models.spec.ffn import Dense
@@ -55,6 +56,7 @@ def fused_layer(
     layer = spec.layers[number]
     norms, ffn, eps = layer.norms, layer.ffn, spec.norm.eps
     plain = norms.before and not norms.after and not norms.parallel
+    plain = plain and not norms_apart(spec.attentions[number], spec.norm)
     if deterministic or not plain or spec.norm.kind != "rms" or spec.residual_scale != 1.0:
         return None
     if isinstance(ffn, Dense) and ffn.gated and ffn.activation in ("silu", "gelu_tanh"):

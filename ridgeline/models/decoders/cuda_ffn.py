@@ -15,12 +15,14 @@ from torch import Tensor
 from ridgeline.models.decoders.cuda_buffers import Buffers, part_of
 from ridgeline.models.spec.ffn import Dense, Experts, Ffn
 from ridgeline.models.weights.torch_weights import LayerWeights, there
+from ridgeline.ops.cuda.activation import activated, gated
 from ridgeline.ops.cuda.experts.experts import experts
 from ridgeline.ops.cuda.experts.route import MOST_FEW, Scores, route, route_few
 from ridgeline.ops.cuda.linear.linear import gate_up, linear
 
 Project = Callable[[Tensor, Tensor, Tensor], Tensor]  # x, weight, out → rows, or partial sums
-GatedActivation = Literal["silu", "gelu_tanh"]
+GatedActivation = Literal["silu", "gelu_tanh"]  # those that products with a gate compute themselves
+FUSED_ACTIVATIONS = ("silu", "gelu_tanh")
 
 
 class FfnPart(Protocol):
@@ -28,18 +30,35 @@ class FfnPart(Protocol):
 
 
 def build_ffn(ffn: Ffn, weights: LayerWeights, buffers: Buffers, *, deterministic: bool) -> FfnPart:
-    part = DensePart if isinstance(ffn, Dense) else ExpertsPart
-    return part(ffn, weights, buffers, deterministic)  # type: ignore[arg-type]
+    if isinstance(ffn, Experts):
+        return ExpertsPart(ffn, weights, buffers, deterministic)
+    if not ffn.gated:
+        return UngatedPart(ffn, weights, buffers)
+    return GatedPart(ffn, weights, buffers, deterministic)
 
 
-class DensePart:
+class GatedPart:
+    """down(act(gate) · up). The consumer adds the bias of the last product, with the residual."""
+
     def __init__(self, ffn: Dense, weights: LayerWeights, buffers: Buffers, deterministic: bool) -> None:
         self._gated = _Gated(ffn.activation, weights, buffers, deterministic)
         self._weights, self._buffers = weights, buffers
 
     def branch(self, normed: Tensor, project: Project) -> Tensor:
-        """The bias of the last product is left to the consumer, which adds it with the residual."""
         return project(self._gated(normed), there(self._weights.down), self._buffers.branch)
+
+
+class UngatedPart:
+    """down(act(up)). The consumer adds the bias of the last product, with the residual."""
+
+    def __init__(self, ffn: Dense, weights: LayerWeights, buffers: Buffers) -> None:
+        self._activation, self._weights, self._buffers = ffn.activation, weights, buffers
+
+    def branch(self, normed: Tensor, project: Project) -> Tensor:
+        w = self._weights
+        inner = part_of(self._buffers.gated, len(normed), len(there(w.up)))
+        activated(project(normed, there(w.up), inner), inner, self._activation, w.up_bias)
+        return project(inner, there(w.down), self._buffers.branch)
 
 
 class ExpertsPart:
@@ -126,19 +145,25 @@ class _Gated:
     """act(gate) · up, in buffers.gated."""
 
     def __init__(self, activation: str, weights: LayerWeights, buffers: Buffers, deterministic: bool) -> None:
-        self._activation = cast(GatedActivation, activation)
+        self._activation = activation
         self._weights, self._buffers, self._deterministic = weights, buffers, deterministic
 
     def __call__(self, normed: Tensor) -> Tensor:
-        tokens, weight = len(normed), there(self._weights.gate_up)
-        out = part_of(self._buffers.gated, tokens, len(weight) // 2)
+        w, tokens = self._weights, len(normed)
+        width = len(there(w.gate_up))
+        out = part_of(self._buffers.gated, tokens, width // 2)
+        scratch = part_of(self._buffers.gate_up, tokens, width)
+        if self._activation not in FUSED_ACTIVATIONS:
+            linear(normed, there(w.gate_up), scratch, w.gate_up_bias, deterministic=self._deterministic)
+            gated(scratch, out, self._activation)
+            return out
         gate_up(
             normed,
-            weight,
+            there(w.gate_up),
             out,
-            self._activation,
-            bias=self._weights.gate_up_bias,
-            scratch=part_of(self._buffers.gate_up, tokens, len(weight)),
+            cast(GatedActivation, self._activation),
+            bias=w.gate_up_bias,
+            scratch=scratch,
             deterministic=self._deterministic,
         )
         return out

@@ -6,7 +6,7 @@ the sum before anything is loaded, so an entry may be a little too large, but ne
 
 from __future__ import annotations
 
-from ridgeline.models.spec.ffn import Experts
+from ridgeline.models.spec.ffn import Dense, Experts
 from ridgeline.models.spec.model_spec import ModelSpec
 
 LADDER_STEP = 32  # decode batches are padded to a size that has a graph
@@ -43,9 +43,9 @@ def workspace(
         "qkv": tokens * qkv * dtype_bytes,
         "q": tokens * heads * dtype_bytes,
         "attended": tokens * heads * dtype_bytes,
-        "gate_up": tokens * 2 * ffn * dtype_bytes,
+        "gate_up": tokens * 2 * gated_size(spec) * dtype_bytes,
         "gated": tokens * ffn * dtype_bytes,
-        "partials": _partials(max(qkv, hidden)) * FLOAT_BYTES,
+        "partials": _partials(max(qkv, hidden, ungated_size(spec))) * FLOAT_BYTES,
         "logits": rows * spec.vocab_size * dtype_bytes,
         "gather": 2 * spec.num_kv_heads * _gather_tokens(tokens, max_context) * head * dtype_bytes,
         "splits": _decode_parts(rows, spec) * (spec.num_heads * (head + 2) + spec.num_kv_heads) * FLOAT_BYTES,
@@ -56,6 +56,20 @@ def workspace(
         "inputs": (20 * tokens + 3 * kept_rows * (blocks + LADDER_STEP)) * INT_BYTES,
         "sampling": _sampling(spec.vocab_size, rows, kept_rows),
     }
+
+
+def gated_size(spec: ModelSpec) -> int:
+    """Of the widest dense FFN or shared part with a gate."""
+    return max(
+        (layer.ffn.dense_size for layer in spec.layers if layer.ffn is not None and layer.ffn.gated),
+        default=0,
+    )
+
+
+def ungated_size(spec: ModelSpec) -> int:
+    """Of the widest dense FFN without a gate; 0 if every layer has one."""
+    found = (layer.ffn for layer in spec.layers if isinstance(layer.ffn, Dense) and not layer.ffn.gated)
+    return max((ffn.size for ffn in found), default=0)
 
 
 def _partials(widest: int) -> int:

@@ -43,7 +43,13 @@ KINDS = {
 }
 COMPUTED: dict[Backend, frozenset[str]] = {
     "torch": frozenset(KINDS) - {"no_attention", "wide_heads", "mixed_heads"},
-    "cuda": frozenset({"experts"}),
+    "cuda": frozenset(
+        {
+            *("experts", "layer_norm", "no_pre_norm", "parallel", "projection_norm", "head_norms", "sinks"),
+            *("chunked", "no_rope", "partial_rope", "ungated", "other_activation", "residual_scale"),
+            *("logit_scale", "learned_positions", "head_bias"),
+        }
+    ),
     "native": frozenset(
         {
             *("experts", "layer_norm", "no_pre_norm", "parallel", "projection_norm", "head_norms", "sinks"),

@@ -1,4 +1,4 @@
-"""RMSNorm fused with the op before it: the embedding, or the sum of a layer's branch and the residual.
+"""RMSNorm or LayerNorm, fused with the op before it: the embedding, or the sum of a branch and the residual.
 
 A row stays in one program's registers from its first read to its last write, so each byte crosses memory
 once. Branches may be the float32 partial sums [S, T, hidden] of a split linear; their sum is rounded once.
@@ -30,17 +30,22 @@ def embed_norm(
     token_ids: Tensor,
     embed: Tensor,
     scale: float,
-    weight: Tensor,
+    weight: Tensor | None,
     eps: float,
     residual: Tensor,
     normed: Tensor,
     *,
+    norm_bias: Tensor | None = None,
+    layer_norm: bool = False,
+    learned: Tensor | None = None,
+    positions: Tensor | None = None,
     tile: tuple[int, int] | None = None,
 ) -> None:
-    """residual [T, hidden] = rows of `embed` times `scale`; normed = rms_norm(residual).
+    """residual [T, hidden] = rows of `embed` times `scale`; normed = the norm of residual.
 
-    `scale` is rounded to the dtype of `embed` first, as in ops/reference. `tile`: the result of `norm_tile`
-    for another number of rows.
+    `scale` is rounded to the dtype of `embed` first, as in ops/reference. The rows of `learned` at
+    `positions` [T] are added, if given. Without a weight `normed` is not written. `tile`: the result of
+    `norm_tile` for another number of rows.
     """
     rows, hidden = residual.shape
     if rows == 0:
@@ -50,12 +55,16 @@ def embed_norm(
         token_ids,
         embed,
         float(torch.tensor(scale, dtype=embed.dtype)),
+        learned,
+        None if learned is None else positions,
         weight,
+        norm_bias,
         eps,
         residual,
         normed,
         rows,
         hidden,
+        LAYER=layer_norm,
         ROWS=together,
         BLOCK=triton.next_power_of_2(hidden),
         PDL=PDL,
@@ -67,21 +76,27 @@ def embed_norm(
 def add_norm(
     branch: Tensor | None,
     residual: Tensor,
-    weight: Tensor,
+    weight: Tensor | None,
     eps: float,
     normed: Tensor,
     *,
+    norm_bias: Tensor | None = None,
+    layer_norm: bool = False,
     bias: Tensor | None = None,
     post_weight: Tensor | None = None,
+    post_bias: Tensor | None = None,
+    scale: float = 1.0,
+    of_the_old: bool = False,
     rows: Tensor | None = None,
     tile: tuple[int, int] | None = None,
 ) -> None:
-    """residual [T, hidden] += branch; normed = rms_norm(residual).
+    """residual [T, hidden] += branch; normed = the norm of residual.
 
-    Without a branch the residual is only read. The branch first gets its bias, and its own norm with
-    `post_weight`. With `rows` [L], normed [L, hidden] is computed for these rows only, and the residual is
-    not updated: after the last layer it is not read, so a row may occur twice (padding). `tile`: the result
-    of `norm_tile` for another number of rows.
+    Without a branch the residual is only read. The branch first gets its bias, its own norm with
+    `post_weight`, and is multiplied by `scale`. Without a weight `normed` is not written. of_the_old: normed
+    is of the residual before the sum. With `rows` [L], normed [L, hidden] is computed for these rows only,
+    and the residual is not updated: after the last layer it is not read, so a row may occur twice (padding).
+    `tile`: the result of `norm_tile` for another number of rows.
     """
     count, hidden = normed.shape
     if count == 0:
@@ -91,14 +106,19 @@ def add_norm(
         branch,
         residual,
         weight,
+        norm_bias,
         eps,
         normed,
         bias,
         post_weight,
+        post_bias,
+        None if scale == 1.0 else scale,
         rows,
         count,
         hidden,
         residual.shape[0],
+        LAYER=layer_norm,
+        OF_THE_OLD=of_the_old,
         SPLITS=branch.shape[0] if branch is not None and branch.ndim == 3 else 0,
         ROWS=together,
         BLOCK=triton.next_power_of_2(hidden),
@@ -127,32 +147,57 @@ def rms_scale(x, size, eps):
     return tl.rsqrt(tl.sum(x * x, axis=1) / size + eps)[:, None]
 
 
+@triton.jit
+def vector(source, column, inside):
+    """[1, columns] of a vector in float32; zeros beyond its end."""
+    return tl.load(source + column[None, :], mask=inside[None, :], other=0.0).to(tl.float32)
+
+
+@triton.jit
+def normed_rows(x, weights, bias, column, inside, size, eps, LAYER: tl.constexpr):
+    """The norm of each row of a float32 block that holds zeros beyond `size`, in float32."""
+    if LAYER:
+        x = tl.where(inside[None, :], x - (tl.sum(x, axis=1) / size)[:, None], 0.0)
+    y = x * rms_scale(x, size, eps) * weights
+    if bias is not None:
+        y += vector(bias, column, inside)
+    return y
+
+
 # Numbers that change between steps are not specialised on: compiling a kernel while serving is a stall.
-@triton.jit(do_not_specialize=["rows"], do_not_specialize_on_alignment=["token_ids"])
+@triton.jit(do_not_specialize=["rows"], do_not_specialize_on_alignment=["token_ids", "positions"])
 def _embed_norm_kernel(
-    token_ids, embed, scale, weight, eps, residual, normed, rows, hidden,
-    ROWS: tl.constexpr, BLOCK: tl.constexpr, PDL: tl.constexpr,
+    token_ids, embed, scale, learned, positions, weight, norm_bias, eps, residual, normed, rows, hidden,
+    LAYER: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     let_next_start(PDL)
+    dtype = residual.dtype.element_ty
     row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     column = tl.arange(0, BLOCK)
-    mask = (row < rows)[:, None] & (column < hidden)[None, :]
-    weights = tl.load(weight + column[None, :], mask=(column < hidden)[None, :], other=0.0)
+    inside = column < hidden
+    mask = (row < rows)[:, None] & inside[None, :]
+    if weight is not None:
+        weights = vector(weight, column, inside)
     wait_for_inputs(PDL)
     token = tl.load(token_ids + row, mask=row < rows, other=0).to(tl.int64)
     x = tl.load(embed + token[:, None] * hidden + column[None, :], mask=mask, other=0.0).to(tl.float32)
     offsets = row.to(tl.int64)[:, None] * hidden + column[None, :]
-    x = (x * scale).to(residual.dtype.element_ty)
+    x = (x * scale).to(dtype)
+    if learned is not None:
+        position = tl.maximum(tl.load(positions + row, mask=row < rows, other=0), 0).to(tl.int64)
+        added = tl.load(learned + position[:, None] * hidden + column[None, :], mask=mask, other=0.0)
+        x = (x.to(tl.float32) + added.to(tl.float32)).to(dtype)
     tl.store(residual + offsets, x, mask=mask)
-    x = x.to(tl.float32)
-    y = x * rms_scale(x, hidden, eps) * weights
-    tl.store(normed + offsets, y.to(normed.dtype.element_ty), mask=mask)
+    if weight is not None:
+        y = normed_rows(x.to(tl.float32), weights, norm_bias, column, inside, hidden, eps, LAYER)
+        tl.store(normed + offsets, y.to(normed.dtype.element_ty), mask=mask)
 
 
 @triton.jit(do_not_specialize=["count", "branch_rows"], do_not_specialize_on_alignment=["rows"])
 def _add_norm_kernel(
-    branch, residual, weight, eps, normed, bias, post_weight, rows, count, hidden, branch_rows,
-    SPLITS: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr, PDL: tl.constexpr,
+    branch, residual, weight, norm_bias, eps, normed, bias, post_weight, post_bias, scale, rows, count,
+    hidden, branch_rows, LAYER: tl.constexpr, OF_THE_OLD: tl.constexpr, SPLITS: tl.constexpr,
+    ROWS: tl.constexpr, BLOCK: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     let_next_start(PDL)
     dtype = residual.dtype.element_ty
@@ -160,7 +205,8 @@ def _add_norm_kernel(
     column = tl.arange(0, BLOCK)
     inside = column < hidden
     mask = (target < count)[:, None] & inside[None, :]
-    weights = tl.load(weight + column[None, :], mask=inside[None, :], other=0.0)
+    if weight is not None:
+        weights = vector(weight, column, inside)
     wait_for_inputs(PDL)
     row = target
     if rows is not None:
@@ -171,15 +217,20 @@ def _add_norm_kernel(
     if branch is not None:
         added = sum_of_splits(branch, offsets, mask, branch_rows.to(tl.int64) * hidden, SPLITS)
         if bias is not None:
-            added += tl.load(bias + column[None, :], mask=inside[None, :], other=0.0).to(tl.float32)
+            added += vector(bias, column, inside)
         added = added.to(dtype).to(tl.float32)
         if post_weight is not None:
-            post = tl.load(post_weight + column[None, :], mask=inside[None, :], other=0.0)
-            added = (added * rms_scale(added, hidden, eps) * post).to(dtype).to(tl.float32)
-        x = (kept + added).to(dtype)
+            post = vector(post_weight, column, inside)
+            added = normed_rows(added, post, post_bias, column, inside, hidden, eps, LAYER)
+            added = added.to(dtype).to(tl.float32)
+        if scale is not None:
+            added = (added * scale).to(dtype).to(tl.float32)
+        total = (kept + added).to(dtype)
         if rows is None:
-            tl.store(residual + offsets, x, mask=mask)
-        x = x.to(tl.float32)
-    y = x * rms_scale(x, hidden, eps) * weights
-    written = target.to(tl.int64)[:, None] * hidden + column[None, :]
-    tl.store(normed + written, y.to(normed.dtype.element_ty), mask=mask)
+            tl.store(residual + offsets, total, mask=mask)
+        if not OF_THE_OLD:
+            x = total.to(tl.float32)
+    if weight is not None:
+        y = normed_rows(x, weights, norm_bias, column, inside, hidden, eps, LAYER)
+        written = target.to(tl.int64)[:, None] * hidden + column[None, :]
+        tl.store(normed + written, y.to(normed.dtype.element_ty), mask=mask)

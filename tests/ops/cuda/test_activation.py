@@ -1,12 +1,12 @@
-"""The MLP's gate against ops/reference, with its roundings."""
+"""The MLP's activation, with a gate or without, against ops/reference with its roundings."""
 
 from __future__ import annotations
 
 import pytest
 import torch
-import torch.nn.functional as F
 
-from ridgeline.ops.cuda.activation import gated
+from ridgeline.ops import reference
+from ridgeline.ops.cuda.activation import ACTIVATIONS, activated, gated
 
 from .conftest import assert_close
 
@@ -17,12 +17,12 @@ DTYPES = [torch.float32, torch.bfloat16, torch.float16]
 def expected(total, bias, activation, dtype):
     both = (total if bias is None else total + bias.float()).to(dtype)
     gate, up = both.chunk(2, dim=-1)
-    return (F.silu(gate) if activation == "silu" else F.gelu(gate, approximate="tanh")) * up
+    return reference.activate(gate, activation) * up
 
 
 @pytest.mark.parametrize("splits", [0, 1, 3])
 @pytest.mark.parametrize("ffn", [33, 96, 1536])
-@pytest.mark.parametrize("activation", ["silu", "gelu_tanh"])
+@pytest.mark.parametrize("activation", ACTIVATIONS)
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_the_gate_agrees_with_the_reference(dtype, activation, ffn, splits, device):
     rows = 3
@@ -39,6 +39,25 @@ def test_the_gate_agrees_with_the_reference(dtype, activation, ffn, splits, devi
     assert_close(out, expected(total, bias, activation, dtype), dtype)
 
 
+@pytest.mark.parametrize("splits", [0, 3])
+@pytest.mark.parametrize("activation", ACTIVATIONS)
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_an_activation_without_a_gate_agrees_with_the_reference(dtype, activation, splits, device):
+    rows, ffn = 3, 700
+    up = 3 * torch.randn(max(splits, 1), rows, ffn, device=device)
+    if splits == 0:
+        up = up[0].to(dtype)
+    total = up.float() if splits == 0 else up[0] + up[1] + up[2]
+    bias = torch.randn(ffn, device=device).to(dtype)
+    out = torch.full((rows, ffn), float("nan"), dtype=dtype, device=device)
+    activated(up, out, activation, bias)
+    wanted = reference.activate((total + bias.float()).to(dtype), activation)
+    assert_close(out, wanted, dtype)
+    if splits == 0:
+        activated(up, up, activation, bias)  # in place
+        assert torch.equal(up, out)
+
+
 @pytest.mark.parametrize("tile", [(1, 64, 1), (4, 128, 4), (2, 32, 1)])
 def test_every_tile_gives_the_same_bits_and_writes_nothing_beyond(tile, device):
     gate_up = torch.randn(5, 2 * 72, device=device).to(torch.bfloat16)
@@ -51,6 +70,6 @@ def test_every_tile_gives_the_same_bits_and_writes_nothing_beyond(tile, device):
 
 def test_an_unknown_activation_is_refused_and_no_rows_do_nothing(device):
     empty = torch.empty(0, 8, device=device)
-    with pytest.raises(ValueError, match="relu"):
-        gated(torch.empty(0, 16, device=device), empty, "relu")
+    with pytest.raises(ValueError, match="swish"):
+        gated(torch.empty(0, 16, device=device), empty, "swish")
     gated(torch.empty(0, 16, device=device), empty, "silu")

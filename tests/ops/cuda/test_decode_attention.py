@@ -41,7 +41,7 @@ class Case:
 
     def __post_init__(self) -> None:
         rows, device = len(self.contexts), self.device
-        half = (self.rope_dim or self.dim) // 2
+        half = (self.dim if self.rope_dim is None else self.rope_dim) // 2
         width = (self.heads + 2 * self.kv_heads) * self.dim
         needed = [-(-context // BLOCK) for context in self.contexts]
         order = torch.randperm(sum(needed) + 3).tolist()
@@ -131,7 +131,11 @@ class Case:
         return reference.apply_rope(q, cos, sin), reference.apply_rope(k, cos, sin), v
 
     def expected(
-        self, window: int | None = None, softcap: float | None = None
+        self,
+        window: int | None = None,
+        softcap: float | None = None,
+        chunked: bool = False,
+        sinks: Tensor | None = None,
     ) -> tuple[Tensor, Tensor, Tensor]:
         """Output in float32 of the rows that are not padding, their indices, and the cache afterwards."""
         q, k, v = self.heads_of_tokens()
@@ -140,13 +144,16 @@ class Case:
         inputs = StepInputs.from_rows(rows, BLOCK)
         kv = self.kv.cpu().permute(2, 0, 3, 1, 4).contiguous()  # [2, num_blocks, block_size, K, D]
         reference.write_kv(k[real], v[real], kv, inputs.slots)
-        plan = reference.plan_attention(inputs, window)
-        out = reference.paged_attention(q[real].float(), kv.float(), plan, self.scale, softcap)
+        plan = reference.plan_attention(inputs, window, chunked)
+        sinks = None if sinks is None else sinks.cpu()
+        out = reference.paged_attention(q[real].float(), kv.float(), plan, self.scale, softcap, sinks)
         return out, torch.tensor(real), kv.permute(1, 3, 0, 2, 4)
 
-    def check(self, splits: int, window: int | None = None, softcap: float | None = None) -> None:
-        ref, real, cache = self.expected(window, softcap)
-        out = self.run(splits, window=window, softcap=softcap).cpu()
+    def check(
+        self, splits: int, window: int | None = None, softcap: float | None = None, **more: Any
+    ) -> None:
+        ref, real, cache = self.expected(window, softcap, **more)
+        out = self.run(splits, window=window, softcap=softcap, **more).cpu()
         assert_close(out[real], ref, self.dtype)
         assert torch.equal(self.kv.cpu().isnan(), cache.isnan()), (
             "something else than the new tokens was written"
@@ -182,6 +189,33 @@ def test_bias_is_added_to_rounded_input_too(device: str) -> None:
 
 def test_rope_may_turn_only_the_first_elements(device: str) -> None:
     Case([20, 50], 4, 2, 32, torch.float32, device, rope_dim=12).check(splits=2)
+
+
+def test_nothing_may_be_turned(device: str) -> None:
+    Case([20, 50], 4, 2, 32, torch.float32, device, rope_dim=0).check(splits=2)
+
+
+@pytest.mark.parametrize("window", [1, 7, 16, 40, 500])
+def test_chunks_hide_the_tokens_before_their_start(window: int, device: str) -> None:
+    contexts = [1, 40, 41, 100]
+    Case(contexts, 4, 2, 16, torch.float32, device).check(splits=2, window=window, chunked=True)
+
+
+@pytest.mark.parametrize("window", [None, 7])
+@pytest.mark.parametrize("splits", [1, 3])
+def test_sinks_take_their_share_of_every_head(splits: int, window: int | None, device: str) -> None:
+    case = Case([0, 1, 30, 100], 6, 2, 16, torch.float32, device)
+    sinks = torch.tensor([-20.0, -1.0, 0.0, 1.0, 5.0, 200.0], device=device)
+    case.check(splits=splits, window=window, sinks=sinks)
+    assert relative_error(case.expected(window, sinks=sinks)[0], case.expected(window)[0]) > 1e-2
+
+
+def test_sinks_count_once_over_a_written_cache(device: str) -> None:
+    case = Case([33, 100], 4, 2, 16, torch.float32, device)
+    sinks = torch.randn(4, device=device)
+    out = case.run(splits=3, sinks=sinks).clone()
+    q = case.heads_of_tokens()[0].to(device)
+    assert_close(case.run(splits=3, qkv=None, q=q, sinks=sinks), out, torch.float32)
 
 
 @pytest.mark.parametrize("window", [1, 2, 20, 64, 500])

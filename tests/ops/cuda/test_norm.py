@@ -1,4 +1,4 @@
-"""RMSNorm with the embedding or the residual sum before it, against ops/reference step by step."""
+"""The norms with the embedding or the residual sum before them, against ops/reference step by step."""
 
 from __future__ import annotations
 
@@ -129,3 +129,69 @@ def test_a_step_of_no_rows_does_nothing(device):
     weight, tokens = norm_weight(64, device), torch.empty(0, dtype=torch.int32, device=device)
     add_norm(empty, empty.clone(), weight, EPS, empty.clone())
     embed_norm(tokens, torch.ones(4, 64, dtype=torch.bfloat16), 1.0, weight, EPS, empty, empty.clone())
+
+
+@pytest.mark.parametrize("biased", [False, True])
+@pytest.mark.parametrize("hidden", [33, 576])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_layer_norms_before_and_after_a_branch_agree_with_the_reference(dtype, hidden, biased, device):
+    rows = 3
+    branch, total = branch_of(rows, hidden, 3, dtype, device)
+    residual = (5 + torch.randn(rows, hidden, device=device)).to(dtype)  # a mean far from 0
+    weight, post = norm_weight(hidden, device), norm_weight(hidden, device)
+    bias, post_bias = (torch.randn(hidden, device=device) if biased else None for _ in range(2))
+    added = reference.layer_norm(total.to(dtype), post, post_bias, EPS)
+    wanted = reference.layer_norm(residual + added, weight, bias, EPS)
+    normed = poisoned(rows, hidden, dtype=dtype, device=device)
+    options = {"norm_bias": bias, "post_weight": post, "post_bias": post_bias, "layer_norm": True}
+    add_norm(branch, residual, weight, EPS, normed, **options)
+    assert_close(normed, wanted, dtype, 2e-2 if dtype == torch.bfloat16 else None)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_scaled_branch_is_rounded_before_the_sum(dtype, device):
+    rows, hidden = 3, 72
+    branch, total = branch_of(rows, hidden, 0, dtype, device)
+    residual = torch.randn(rows, hidden, device=device).to(dtype)
+    wanted = residual + total.to(dtype) * 0.22
+    normed = poisoned(rows, hidden, dtype=dtype, device=device)
+    weight = norm_weight(hidden, device)
+    add_norm(branch, residual, weight, EPS, normed, scale=0.22)
+    assert torch.equal(residual, wanted)
+    assert_close(normed, reference.rms_norm(wanted, weight, EPS), dtype)
+
+
+def test_a_norm_may_be_of_the_residual_before_the_sum_or_missing(device):
+    rows, hidden, dtype = 3, 72, torch.float32
+    branch, total = branch_of(rows, hidden, 0, dtype, device)
+    residual, weight = torch.randn(rows, hidden, device=device), norm_weight(hidden, device)
+    before, normed = residual.clone(), poisoned(rows, hidden, dtype=dtype, device=device)
+    add_norm(branch, residual, weight, EPS, normed, of_the_old=True)
+    assert torch.equal(residual, before + total)
+    assert_close(normed, reference.rms_norm(before, weight, EPS), dtype)
+    normed.fill_(NAN)
+    add_norm(branch, residual, None, EPS, normed)
+    assert torch.equal(residual, before + total + total)
+    assert normed.isnan().all()
+
+
+@pytest.mark.parametrize("normed_at_all", [False, True])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_learned_positions_are_added_to_the_embeddings(dtype, normed_at_all, device):
+    rows, hidden, vocab = 4, 40, 11
+    embed = torch.randn(vocab, hidden, device=device).to(dtype)
+    learned = torch.randn(7, hidden, device=device).to(dtype)
+    tokens, positions = (
+        torch.tensor(values, dtype=torch.int32, device=device) for values in ([10, 0, 3, 3], [0, 6, 2, -1])
+    )  # the last is padding
+    weight, bias = norm_weight(hidden, device), torch.randn(hidden, device=device)
+    residual, normed = (poisoned(rows, hidden, dtype=dtype, device=device) for _ in range(2))
+    norm = weight if normed_at_all else None
+    options = {"norm_bias": bias, "layer_norm": True, "learned": learned, "positions": positions}
+    embed_norm(tokens, embed, 1.0, norm, EPS, residual, normed, **options)
+    wanted = embed[tokens.long()] + learned[positions.long().clamp(min=0)]
+    assert torch.equal(residual, wanted)
+    if normed_at_all:
+        assert_close(normed, reference.layer_norm(wanted, weight, bias, EPS), dtype)
+    else:
+        assert normed.isnan().all()

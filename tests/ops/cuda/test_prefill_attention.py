@@ -117,7 +117,12 @@ def attend(
 
 
 def expected(
-    sequences: Sequences, rows: list[tuple[int, int, int]], window: int | None, softcap: float | None
+    sequences: Sequences,
+    rows: list[tuple[int, int, int]],
+    window: int | None,
+    softcap: float | None,
+    chunked: bool = False,
+    sinks: Tensor | None = None,
 ) -> Tensor:
     inputs = StepInputs.from_rows(
         [InputRow([0] * count, start, sequences.blocks[index], None) for index, start, count in rows],
@@ -125,8 +130,8 @@ def expected(
     )
     q = torch.cat([sequences.q[index][start : start + count] for index, start, count in rows]).float()
     plain = sequences.kv.float().permute(2, 0, 3, 1, 4)  # keys and values, block, token, head, dim
-    plan = reference.plan_attention(inputs, window)
-    return reference.paged_attention(q, plain, plan, q.shape[-1] ** -0.5, softcap)
+    plan = reference.plan_attention(inputs, window, chunked)
+    return reference.paged_attention(q, plain, plan, q.shape[-1] ** -0.5, softcap, sinks)
 
 
 def of_mixed(rows: list[tuple[int, int]]) -> tuple[list[int], list[tuple[int, int, int]]]:
@@ -148,6 +153,25 @@ def test_mixed_rows_agree_with_the_reference(
     sequences = make_sequences(lengths, 4, 2, 32, torch.float32)
     out = attend(sequences, rows, device, small(gathered), window=window, softcap=softcap, first_token=3)
     assert_close(torch.cat(out), expected(sequences, rows, window, softcap), torch.float32)
+
+
+@pytest.mark.parametrize("gathered", [False, True])
+@pytest.mark.parametrize("window", [1, 7, 32, 50, 64, 100])
+def test_chunks_hide_the_tokens_before_their_start(window: int, gathered: bool, device: str) -> None:
+    """Of a length that is a tile's, part of one, or neither."""
+    lengths, rows = of_mixed(MIXED)
+    sequences = make_sequences(lengths, 4, 2, 32, torch.float32)
+    out = attend(sequences, rows, device, small(gathered), window=window, chunked=True)
+    assert_close(torch.cat(out), expected(sequences, rows, window, None, chunked=True), torch.float32)
+
+
+@pytest.mark.parametrize("window", [None, 7])
+def test_sinks_take_their_share_of_every_head(window: int | None, device: str) -> None:
+    lengths, rows = of_mixed(MIXED)
+    sequences = make_sequences(lengths, 6, 2, 32, torch.float32)
+    sinks = torch.tensor([-20.0, -1.0, 0.0, 1.0, 5.0, 200.0])
+    out = attend(sequences, rows, device, small(False), window=window, sinks=sinks.to(device))
+    assert_close(torch.cat(out), expected(sequences, rows, window, None, sinks=sinks), torch.float32)
 
 
 @pytest.mark.parametrize(

@@ -20,7 +20,7 @@ def run_both(
 ):
     """(queries, keys, values) as the kernel left them, and as the reference has them."""
     rows, width = 6, (heads + 2 * kv_heads) * head_dim
-    half = (dim or head_dim) // 2
+    half = (head_dim if dim is None else dim) // 2
     qkv = torch.randn(max(1, splits), rows, width, device=device)
     if splits == 0:
         qkv = qkv[0].to(dtype)
@@ -74,7 +74,7 @@ def test_queries_keys_and_values_agree_with_the_reference(dtype, heads, kv_heads
 
 @pytest.mark.parametrize("norms", [False, True])
 @pytest.mark.parametrize("biased", [False, True])
-@pytest.mark.parametrize("dim", [32, 12, 2])
+@pytest.mark.parametrize("dim", [32, 12, 2, 0])
 def test_bias_norm_and_a_rope_of_part_of_the_head_combine(dim, biased, norms, device):
     for dtype in (torch.float32, torch.bfloat16):
         shape = {"heads": 6, "kv_heads": 2, "head_dim": 32, "dim": dim}

@@ -16,7 +16,7 @@ from torch import Tensor
 from ridgeline.engine.plan.step import StepRow
 from ridgeline.engine.run.cuda.rows import DeviceRows
 from ridgeline.engine.run.cuda.step_block import StepBlock, aligned
-from ridgeline.models.decoders.cuda import DeviceStep
+from ridgeline.models.decoders.cuda_step import DeviceStep
 from ridgeline.ops.cuda.attention.prefill_plan import PrefillViews, plan_prefill
 from ridgeline.ops.cuda.attention.prefix_groups import PrefixTiles
 from ridgeline.ops.cuda.attention.shared_prefix import SharedPrefix, prefix_parts

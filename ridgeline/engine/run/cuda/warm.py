@@ -9,8 +9,9 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from ridgeline.models.decoders.cuda import CudaDecoder, DeviceStep
+from ridgeline.models.decoders.cuda import CudaDecoder
 from ridgeline.models.decoders.cuda_buffers import Buffers
+from ridgeline.models.decoders.cuda_step import DeviceStep
 from ridgeline.models.spec.model_spec import ModelSpec
 from ridgeline.models.weights.torch_weights import allocate_weights
 from ridgeline.ops.cuda.attention.prefill_attention import tile_tokens_of

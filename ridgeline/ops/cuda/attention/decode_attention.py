@@ -133,7 +133,9 @@ def decode_attention(
     eps: float = 1e-6,
     bias: Tensor | None = None,
     window: int | None = None,
+    chunked: bool = False,
     softcap: float | None = None,
+    sinks: Tensor | None = None,
     prefix: SharedPrefix | None = None,
     config: DecodeConfig | None = None,
 ) -> None:
@@ -143,6 +145,8 @@ def decode_attention(
     added; the new keys and values are stored at slots [R]. Or qkv None and q [R, H, D]: queries already
     rotated, keys and values already in the cache. A row whose slot is -1 is padding: zeros, nothing stored.
     kv [num_blocks, K, 2, block_size, D] is contiguous; row r's blocks are tables[table_rows[r]].
+    window: a token sees itself and the window - 1 tokens before, or, chunked, the tokens since the last
+    multiple of window. sinks [H]: a further score of each head, without a value.
     prefix: `shared_prefix_attention` has just been called with the same scratch and `splits`.
     """
     rows, _, head_dim = out.shape
@@ -184,9 +188,11 @@ def decode_attention(
         scale,
         eps,
         0.0 if softcap is None else softcap,
+        sinks,
         FUSED=qkv is not None,
         PARTS=parts,
         SOFTCAP=softcap is not None,
+        CHUNKED=chunked,
         K=num_kv_heads,
         G=group,
         G_PAD=max(16, triton.next_power_of_2(group)),
@@ -234,9 +240,11 @@ def _decode_attend(
     scale,
     eps,
     softcap,
+    sinks,
     FUSED: tl.constexpr,
     PARTS: tl.constexpr,
     SOFTCAP: tl.constexpr,
+    CHUNKED: tl.constexpr,
     K: tl.constexpr,
     G: tl.constexpr,
     G_PAD: tl.constexpr,
@@ -273,7 +281,10 @@ def _decode_attend(
         if split == 0:
             tl.store(out_at + g[:, None] * D + d[None, :], tl.zeros((G_PAD, D_PAD), DTYPE), mask=inside)
         return
-    begin = tl.maximum(position + 1 - window, 0)
+    if CHUNKED:
+        begin = position // window * window
+    else:
+        begin = tl.maximum(position + 1 - window, 0)
     end = position if FUSED else position + 1  # of the tokens read from the cache
     before = 0  # parts of this row from an earlier kernel
     if prefix_tokens is not None:
@@ -302,9 +313,9 @@ def _decode_attend(
     top = tl.full((G_PAD,), float("-inf"), tl.float32)
     total = tl.zeros((G_PAD,), tl.float32)
     acc = tl.zeros((G_PAD, D_PAD), tl.float32)
+    owner = split == parts - 1
     if FUSED:
         # One program owns the newest token: it stores its key and value, and starts its sums with them.
-        owner = split == parts - 1
         one = tl.arange(0, 1)[:, None]
         stored = owner & (d[None, :] < D)
         row_at = row.to(tl.int64) * row_stride
@@ -335,6 +346,16 @@ def _decode_attend(
     else:
         q_at = x + row.to(tl.int64) * row_stride + (head * G + g)[:, None] * D + d[None, :]
         q = tl.load(q_at, mask=inside, other=0.0)
+    if sinks is not None:
+        # The same program adds the sink: a score without a value.
+        sink = tl.load(sinks + head * G + g, mask=(g < G) & owner, other=float("-inf")).to(tl.float32)
+        sink = sink * 1.4426950408889634
+        highest = tl.maximum(top, sink)
+        safe = tl.where(highest == float("-inf"), 0.0, highest)  # neither a token nor a sink
+        kept = tl.exp2(top - safe)
+        total = total * kept + tl.exp2(sink - safe)
+        acc = acc * kept[:, None]
+        top = highest
 
     # Block numbers are read one tile ahead, by hand: a load that depends on a load would halve the
     # compiler's prefetch depth for the keys and values.

@@ -89,13 +89,16 @@ def prefill_attention(
     *,
     scale: float,
     window: int | None = None,
+    chunked: bool = False,
     softcap: float | None = None,
+    sinks: Tensor | None = None,
     deterministic: bool = False,
     config: PrefillConfig | None = None,
 ) -> None:
     """q [T, H, D], kv [num_blocks, K, 2, block_size, D] → out [T, H, D], for the tokens of the plan's rows.
 
-    With a window of w a token sees itself and the w - 1 before; softcap c makes scores c · tanh(score / c).
+    With a window of w a token sees itself and the w - 1 before, or, chunked, those since the last multiple of
+    w; softcap c makes scores c · tanh(score / c); sinks [H]: a further score of each head, without a value.
     `deterministic` never uses the gathered copy, so that steps of any shape run the same program. A row
     whose context is 0 is written as zeros. block_size is a power of two; data outside contexts is never
     used.
@@ -106,7 +109,7 @@ def prefill_attention(
     if config is None and deterministic:
         config = prefill_config(dim, q.dtype, group=group)
     elif config is None:
-        plain = window is None and softcap is None
+        plain = window is None and softcap is None and sinks is None
         config = _specialized_config(plan, q, group, block_size) if plain else None
         if config is None:
             gathered = plan.reuse >= GATHER_FROM_REUSE and _fits(scratch, plan, dim, q.dtype)
@@ -138,12 +141,14 @@ def prefill_attention(
         scale,
         0 if window is None else window,
         0.0 if softcap is None else softcap,
+        sinks,
         KV_HEADS=kv_heads,
         GROUP=group,
         BLOCK_SIZE=block_size,
         D=dim,
         **_compiled_for(config, dim, q.dtype),
         WINDOWED=window is not None,
+        CHUNKED=chunked,
         CAPPED=softcap is not None,
         PDL=PDL,
         **pdl_options(),
@@ -209,6 +214,7 @@ def _prefill_attend(
     scale,
     window,
     softcap,
+    sinks,
     KV_HEADS: tl.constexpr,
     GROUP: tl.constexpr,
     BLOCK_SIZE: tl.constexpr,
@@ -217,6 +223,7 @@ def _prefill_attend(
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
     WINDOWED: tl.constexpr,
+    CHUNKED: tl.constexpr,
     CAPPED: tl.constexpr,
     GATHERED: tl.constexpr,
     PRECISION: tl.constexpr,
@@ -252,8 +259,13 @@ def _prefill_attend(
     start = 0
     clear = 0
     if WINDOWED:
-        start = tl.maximum(earliest - window + 1, 0) // BLOCK_N * BLOCK_N
-        clear = tl.minimum(tl.cdiv(tl.maximum(end - window, 0), BLOCK_N), tl.cdiv(end, BLOCK_N)) * BLOCK_N
+        first_seen = tl.maximum(earliest - window + 1, 0)
+        last_hidden = tl.maximum(end - window, 0)  # from here on every query sees all keys up to itself
+        if CHUNKED:
+            first_seen = tl.maximum(earliest, 0) // window * window
+            last_hidden = tl.maximum(end - 1, 0) // window * window
+        start = first_seen // BLOCK_N * BLOCK_N
+        clear = tl.minimum(tl.cdiv(last_hidden, BLOCK_N), tl.cdiv(end, BLOCK_N)) * BLOCK_N
     cut = tl.maximum((earliest + 1) // BLOCK_N * BLOCK_N, clear)
 
     # A finite initial maximum: a tile that is fully masked for a query then leaves its bits unchanged.
@@ -261,6 +273,9 @@ def _prefill_attend(
     total = tl.zeros([BLOCK_M], tl.float32)
     acc = tl.zeros([BLOCK_M, BLOCK_D], tl.float32)
     log2e: tl.constexpr = 1.4426950408889634
+    if sinks is not None:
+        top = tl.load(sinks + head * GROUP + lanes % GROUP).to(tl.float32) * log2e
+        total = tl.full([BLOCK_M], 1.0, tl.float32)
     factor = (softcap if CAPPED else scale) * log2e  # converts scores to powers of two
     slope = 2.0 * log2e * scale / softcap if CAPPED else scale
     if WINDOWED:
@@ -268,17 +283,17 @@ def _prefill_attend(
             k, v = _keys_values(head_ptr, table_ptr, keys_desc, values_desc, place, n, context,
                                 KV_HEADS, BLOCK_SIZE, D, BLOCK_D, BLOCK_N, True, GATHERED)  # fmt: skip
             acc, top, total = _advance(acc, top, total, q, k, v, n, positions, window, factor, slope,
-                                       True, WINDOWED, CAPPED, BLOCK_N, PRECISION)  # fmt: skip
+                                       True, WINDOWED, CHUNKED, CAPPED, BLOCK_N, PRECISION)  # fmt: skip
     for n in tl.range(clear, cut, BLOCK_N):
         k, v = _keys_values(head_ptr, table_ptr, keys_desc, values_desc, place, n, context,
                             KV_HEADS, BLOCK_SIZE, D, BLOCK_D, BLOCK_N, False, GATHERED)  # fmt: skip
         acc, top, total = _advance(acc, top, total, q, k, v, n, positions, window, factor, slope,
-                                   False, WINDOWED, CAPPED, BLOCK_N, PRECISION)  # fmt: skip
+                                   False, WINDOWED, CHUNKED, CAPPED, BLOCK_N, PRECISION)  # fmt: skip
     for n in tl.range(cut, end, BLOCK_N):
         k, v = _keys_values(head_ptr, table_ptr, keys_desc, values_desc, place, n, context,
                             KV_HEADS, BLOCK_SIZE, D, BLOCK_D, BLOCK_N, True, GATHERED)  # fmt: skip
         acc, top, total = _advance(acc, top, total, q, k, v, n, positions, window, factor, slope,
-                                   True, WINDOWED, CAPPED, BLOCK_N, PRECISION)  # fmt: skip
+                                   True, WINDOWED, CHUNKED, CAPPED, BLOCK_N, PRECISION)  # fmt: skip
     acc = acc / tl.where(total == 0.0, 1.0, total)[:, None]
     tl.store(out_ptr + places, acc.to(out_ptr.dtype.element_ty), there)
 
@@ -343,6 +358,7 @@ def _advance(
     slope,
     CUT: tl.constexpr,
     WINDOWED: tl.constexpr,
+    CHUNKED: tl.constexpr,
     CAPPED: tl.constexpr,
     BLOCK_N: tl.constexpr,
     PRECISION: tl.constexpr,
@@ -354,7 +370,9 @@ def _advance(
     if CUT:
         distance = positions[:, None] - (n + tl.arange(0, BLOCK_N))[None, :]
         visible = distance >= 0
-        if WINDOWED:
+        if CHUNKED:
+            visible = visible & (distance <= (positions % window)[:, None])
+        elif WINDOWED:
             visible = visible & (distance < window)
         scores = tl.where(visible, scores, float("-inf"))
     higher = tl.maximum(top, tl.max(scores, 1) * factor)

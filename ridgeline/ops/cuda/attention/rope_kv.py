@@ -41,8 +41,8 @@ def rope_write(
     """Write queries to q_out [T, H, D], keys and values to the cache `kv` at `slots` (-1: not stored).
 
     `qkv` is [T, (H + 2 K) D], or its partial sums [S, T, (H + 2 K) D]. cos and sin are the tables [positions,
-    dim / 2] in float32, rotated as in ops/reference: elements from `dim` on are not rotated. Give both q_norm
-    and k_norm [D], or neither. `tile` is for measurements.
+    dim / 2] in float32, rotated as in ops/reference: elements from `dim` on are not rotated, so nothing is if
+    dim is 0. Give both q_norm and k_norm [D], or neither. `tile` is for measurements.
     """
     rows = qkv.shape[-2]
     if rows == 0:
@@ -70,7 +70,7 @@ def rope_write(
         K=num_kv_heads,
         D=head_dim,
         HALF=half,
-        HALF_BLOCK=triton.next_power_of_2(half),
+        HALF_BLOCK=triton.next_power_of_2(max(1, half)),
         REST_BLOCK=triton.next_power_of_2(head_dim - 2 * half) if head_dim > 2 * half else 0,
         BLOCK_SIZE=kv.shape[3],
         HEADS=together,

@@ -17,7 +17,8 @@ import triton.language as tl
 from torch import Tensor
 from triton.tools.tensor_descriptor import TensorDescriptor
 
-from ridgeline.ops.cuda.experts.gating import gated, require_activation
+from ridgeline.ops.cuda.activation import require_activation
+from ridgeline.ops.cuda.experts.gating import gated
 from ridgeline.ops.cuda.experts.scratch import Groups
 from ridgeline.ops.cuda.launch import INTERPRETED, PDL, let_next_start, pdl_options, wait_for_inputs
 

@@ -12,7 +12,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from ridgeline.ops.cuda.experts.gating import gated, require_activation
+from ridgeline.ops.cuda.activation import require_activation
+from ridgeline.ops.cuda.experts.gating import gated
 from ridgeline.ops.cuda.experts.mxfp4 import Mxfp4
 from ridgeline.ops.cuda.experts.pairs import PairsConfig
 from ridgeline.ops.cuda.launch import INTERPRETED, PDL, let_next_start, pdl_options, wait_for_inputs

@@ -1,0 +1,166 @@
+"""The attention of the CUDA decoder's layers, each built once from its mixer and weights.
+
+`branch` computes what attention adds to the residual, as a row per token or as the partial sums of a split
+product, and writes the keys and values of the step's tokens. Nothing here allocates, synchronizes or reads a
+value from the device.
+"""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from ridgeline.models.decoders.cuda_buffers import Buffers
+from ridgeline.models.decoders.cuda_ffn import Project
+from ridgeline.models.decoders.cuda_step import DeviceStep
+from ridgeline.models.spec.mixers import Attention
+from ridgeline.models.spec.model_spec import NormSpec
+from ridgeline.models.weights.torch_weights import LayerWeights, there
+from ridgeline.ops.cuda.attention.decode_attention import decode_attention, decode_splits
+from ridgeline.ops.cuda.attention.prefill_attention import prefill_attention
+from ridgeline.ops.cuda.attention.qk_norm import norm_queries_keys
+from ridgeline.ops.cuda.attention.rope_kv import rope_write
+from ridgeline.ops.cuda.attention.shared_prefix import shared_prefix_attention
+
+RopeTables = tuple[Tensor, Tensor]  # cos and sin [positions, rotated elements / 2]
+
+
+def norms_apart(mixer: Attention, norm: NormSpec) -> bool:
+    """Whether queries and keys are normed by a kernel of their own, before attention."""
+    return mixer.qk_norm in ("projection", "heads") or (mixer.qk_norm == "head" and norm.kind == "layer")
+
+
+class AttentionPart:
+    def __init__(
+        self,
+        mixer: Attention,
+        norm: NormSpec,
+        weights: LayerWeights,
+        kv: Tensor,
+        buffers: Buffers,
+        rope: RopeTables,
+        deterministic: bool,
+    ) -> None:
+        self._mixer, self._norm, self._weights = mixer, norm, weights
+        self._kv, self._buffers, self._deterministic = kv, buffers, deterministic
+        self._cos, self._sin = rope
+        self._norms_apart = norms_apart(mixer, norm)
+        self._q_norm = None if self._norms_apart else weights.q_norm
+        self._k_norm = None if self._norms_apart else weights.k_norm
+
+    def branch(self, x: Tensor, step: DeviceStep, project: Project) -> Tensor:
+        """The bias of the last product is left to the consumer, which adds it with the residual."""
+        w, buffers = self._weights, self._buffers
+        self._attend(project(x, w.qkv, buffers.qkv), step)
+        return project(buffers.attended[: len(x)], w.o, buffers.branch)
+
+    def attend_decodes(self, qkv: Tensor, step: DeviceStep, bias: Tensor | None) -> None:
+        """Compute buffers.attended for the decode rows, and write their keys and values to the cache."""
+        mixer, rows = self._mixer, step.num_decodes
+        splits = decode_splits(rows, mixer.kv_heads)
+        prefix = step.prefix if mixer.window is None else None
+        if prefix is not None:
+            shared_prefix_attention(
+                qkv,
+                self._kv,
+                step.tables,
+                step.table_rows,
+                step.positions[:rows],
+                self._cos,
+                self._sin,
+                self._buffers.decode,
+                prefix,
+                scale=mixer.scale,
+                num_heads=mixer.heads,
+                num_kv_heads=mixer.kv_heads,
+                splits=splits,
+                q_norm=self._q_norm,
+                eps=self._norm.eps,
+                bias=bias,
+                softcap=mixer.softcap,
+            )
+        decode_attention(
+            qkv,
+            self._kv,
+            step.tables,
+            step.table_rows,
+            step.positions[:rows],
+            step.slots[:rows],
+            self._cos,
+            self._sin,
+            self._buffers.attended[:rows].view(rows, mixer.heads, mixer.head_dim),
+            self._buffers.decode,
+            scale=mixer.scale,
+            num_heads=mixer.heads,
+            num_kv_heads=mixer.kv_heads,
+            splits=splits,
+            q_norm=self._q_norm,
+            k_norm=self._k_norm,
+            eps=self._norm.eps,
+            bias=bias,
+            window=mixer.window,
+            chunked=mixer.chunked,
+            softcap=mixer.softcap,
+            sinks=self._weights.sinks,
+            prefix=prefix,
+        )
+
+    def _attend(self, qkv: Tensor, step: DeviceStep) -> None:
+        """Compute buffers.attended for all rows, and write their keys and values to the cache."""
+        bias = self._weights.qkv_bias
+        if self._norms_apart:
+            qkv, bias = self._normed(qkv, bias), None
+        if step.only_decodes:
+            self.attend_decodes(qkv, step, bias)
+            return
+        mixer, decodes, tokens = self._mixer, step.num_decodes, step.num_tokens
+        q = self._buffers.q[:tokens].view(tokens, mixer.heads, mixer.head_dim)
+        attended = self._buffers.attended[:tokens].view_as(q)
+        if decodes:
+            self.attend_decodes(qkv[:decodes], step, bias)
+        rope_write(
+            qkv[decodes:],
+            q[decodes:],
+            self._kv,
+            step.positions[decodes:],
+            step.slots[decodes:],
+            self._cos,
+            self._sin,
+            num_heads=mixer.heads,
+            num_kv_heads=mixer.kv_heads,
+            q_norm=self._q_norm,
+            k_norm=self._k_norm,
+            eps=self._norm.eps,
+            bias=bias,
+        )
+        assert step.prefill is not None
+        prefill_attention(
+            q,
+            self._kv,
+            step.tables,
+            step.prefill,
+            attended,
+            self._buffers.prefill,
+            scale=mixer.scale,
+            window=mixer.window,
+            chunked=mixer.chunked,
+            softcap=mixer.softcap,
+            sinks=self._weights.sinks,
+            deterministic=self._deterministic,
+        )
+
+    def _normed(self, qkv: Tensor, bias: Tensor | None) -> Tensor:
+        mixer, w = self._mixer, self._weights
+        out = self._buffers.qkv[: qkv.shape[-2]]
+        norm_queries_keys(
+            qkv,
+            out,
+            there(w.q_norm),
+            there(w.k_norm),
+            self._norm.eps,
+            num_heads=mixer.heads,
+            num_kv_heads=mixer.kv_heads,
+            whole=mixer.qk_norm == "projection",
+            layer_norm=self._norm.kind == "layer",
+            bias=bias,
+        )
+        return out

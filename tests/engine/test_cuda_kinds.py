@@ -1,0 +1,89 @@
+"""The CUDA decoder computes every kind of layer as the torch decoder does, in Triton's interpreter.
+
+Random specs and weights, one per kind, in float32, through the runner: a prompt in chunks beside decodes, and
+decode batches of one row and of several. Memory that was never written contains NaN.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+from dataclasses import replace
+
+import pytest
+import torch
+
+pytest.importorskip("triton", reason="triton is not installed; no test of the GPU engine runs")
+
+import tests.triton_interpreter  # noqa: F401
+from ridgeline.engine.plan.request import SamplingParams
+from ridgeline.models.spec.coverage import COMPUTED, kinds_of
+from ridgeline.ops.cuda.launch import INTERPRETED
+from ridgeline.ops.cuda.linear import gemv
+from tests.gpu.engines import (
+    Sizes,
+    Work,
+    bits_of,
+    cuda_runner,
+    poisoned_memory,
+    serve,
+    tokens_of,
+    torch_runner,
+    weights_of,
+)
+from tests.models.kind_specs import SPECS, VOCAB
+
+pytestmark = pytest.mark.skipif(not INTERPRETED, reason="a CUDA device is here; tests/gpu checks on it")
+
+SIZES = Sizes(step_tokens=24, max_running=4, num_blocks=16, max_context=64)
+
+
+@pytest.fixture(autouse=True)
+def _memory_is_poisoned(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """And a program has many rows: the interpreter's time goes by programs."""
+    config = gemv.gemv_config
+    monkeypatch.setattr(gemv, "gemv_config", lambda *args, **more: replace(config(*args, **more), block_n=64))
+    with poisoned_memory():
+        yield
+
+
+def prompt(length: int, seed: int = 0) -> list[int]:
+    rng = random.Random(f"{length} {seed}")
+    return [rng.randrange(3, VOCAB) for _ in range(length)]
+
+
+def greedy(max_tokens: int) -> SamplingParams:
+    return SamplingParams(temperature=0.0, max_tokens=max_tokens, ignore_eos=True, logprobs=3)
+
+
+@pytest.mark.parametrize("name", SPECS)
+def test_answers_are_those_of_the_torch_decoder(name):
+    """The second request ends first: the first goes on alone."""
+    spec = SPECS[name]
+    weights = weights_of(spec, torch.float32)
+    work: Work = [(prompt(29), greedy(4)), (prompt(5), greedy(3))]
+    found = serve(cuda_runner(spec, weights, SIZES), SIZES, work)
+    expected = serve(torch_runner(spec, weights, SIZES), SIZES, work)
+    assert tokens_of(found) == tokens_of(expected)
+    for (mine,), (theirs,) in zip(found, expected, strict=True):
+        assert (mine.error, theirs.error) == (None, None)
+        values = [[p for each in answer.logprobs for _, p in each.top] for answer in (mine, theirs)]
+        assert values[0] == pytest.approx(values[1], abs=5e-5)
+
+
+@pytest.mark.parametrize("name", [name for name in SPECS if not name.startswith("experts")])
+def test_deterministic_answers_have_the_same_bits_in_any_company(name):
+    spec = SPECS[name]
+    weights = weights_of(spec, torch.bfloat16)
+    needle, company = (prompt(27), greedy(2)), (prompt(6), greedy(3))
+
+    def bits(sizes: Sizes, *work: tuple[list[int], SamplingParams]) -> list[object]:
+        runner = cuda_runner(spec, weights, sizes, deterministic=True)
+        return bits_of(serve(runner, sizes, list(work)))[0]
+
+    whole = bits(replace(SIZES, step_tokens=40), needle)
+    assert bits(replace(SIZES, step_tokens=9), needle, company) == whole
+
+
+def test_every_kind_that_the_backend_claims_is_here() -> None:
+    assert COMPUTED["cuda"] == set().union(*(kinds_of(spec) for spec in SPECS.values()))
