@@ -56,6 +56,17 @@ SHAPES: dict[str, dict[str, Any]] = {
         "num_key_value_heads": 4,
         "tie_word_embeddings": False,
     },
+    "starcoder2-15b": {
+        "model_type": "starcoder2",
+        "architectures": ["Starcoder2ForCausalLM"],
+        "hidden_size": 6144,
+        "intermediate_size": 24576,
+        "num_hidden_layers": 40,
+        "num_attention_heads": 48,
+        "num_key_value_heads": 4,
+        "hidden_act": "gelu_pytorch_tanh",
+        "tie_word_embeddings": False,
+    },
     "tiny": {
         "hidden_size": 48,
         "intermediate_size": 100,
