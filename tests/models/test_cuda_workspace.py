@@ -65,6 +65,7 @@ SHAPES: dict[str, dict[str, Any]] = {
         "num_attention_heads": 48,
         "num_key_value_heads": 4,
         "hidden_act": "gelu_pytorch_tanh",
+        "norm_epsilon": 1e-5,
         "tie_word_embeddings": False,
     },
     "tiny": {
