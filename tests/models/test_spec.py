@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -12,7 +13,7 @@ from ridgeline.models.errors import BrokenModel, UnsupportedModel
 from ridgeline.models.spec.cache_layout import CacheLayout
 from ridgeline.models.spec.describe import describe
 from ridgeline.models.spec.families import check_servable
-from ridgeline.models.spec.ffn import Experts, Router
+from ridgeline.models.spec.ffn import Experts
 from ridgeline.models.spec.model_spec import ModelSpec, longest_context
 from ridgeline.models.spec.rope import RopeScaling, RopeSpec
 from tests.models.specs import decoder_spec
@@ -33,6 +34,12 @@ def tiny(**changes: Any) -> ModelSpec:
         "layers": ((ROPE, None), (ROPE, None)),
     }
     return decoder_spec(**(plain | changes))
+
+
+def with_gated_outputs(spec: ModelSpec) -> ModelSpec:
+    """No backend computes them."""
+    layers = (replace(layer, mixer=replace(layer.mixer, output_gate=True)) for layer in spec.layers)
+    return replace(spec, layers=tuple(layers))
 
 
 # Per layer: q and o 8·16 each, k and v 8·8 each, gate, up and down 3·8·10.
@@ -149,17 +156,15 @@ def test_a_dense_model_in_a_plain_or_gguf_format_is_servable() -> None:
 
 
 @pytest.mark.parametrize(
-    ("change", "words"),
+    ("spec", "words"),
     [
-        ({"experts": Experts(8, 2, 10, router=Router("sparsemixer"))}, "sparsemixer is not supported"),
-        ({"weight_format": "nvfp4"}, "weights quantized as nvfp4 are not supported yet"),
+        (with_gated_outputs(tiny()), "gated outputs or sparse attention is not supported"),
+        (tiny(weight_format="nvfp4"), "weights quantized as nvfp4 are not supported yet"),
     ],
 )
-def test_a_readable_model_that_cannot_be_computed_is_refused_when_served(
-    change: dict[str, object], words: str
-) -> None:
+def test_a_readable_model_that_cannot_be_computed_is_refused_when_served(spec: ModelSpec, words: str) -> None:
     with pytest.raises(UnsupportedModel, match=words):
-        check_servable(tiny(**change))
+        check_servable(spec)
 
 
 def test_the_description_holds_the_figures_a_user_asks_for() -> None:
@@ -188,8 +193,8 @@ def test_the_description_holds_the_figures_a_user_asks_for() -> None:
 
 
 def test_the_description_says_why_a_model_is_not_served_and_what_is_active() -> None:
-    spec = tiny(experts=Experts(8, 2, 10, router=Router("sparsemixer")))
+    spec = with_gated_outputs(tiny(experts=Experts(8, 2, 10)))
     lines = dict(describe(spec))
-    assert lines["served"].startswith("no: routing by sparsemixer")
+    assert lines["served"].startswith("no: values of another width than keys, gated outputs")
     assert lines["active per token"] == f"{spec.active_parameters:,}"
     assert lines["FFN"] == "2 of 8 experts of 10 (silu)"

@@ -7,6 +7,7 @@ the described parameters must match the tensors. Reads the tensor table, not the
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Collection
 from dataclasses import replace
 
 import numpy as np
@@ -18,12 +19,13 @@ from ridgeline.models.spec.declarations.family import Family, gguf_names_of
 from ridgeline.models.spec.declarations.llama import LLAMA, MISTRAL
 from ridgeline.models.spec.declarations.moe import MIXTRAL
 from ridgeline.models.spec.families import BY_GGUF_ARCHITECTURE
-from ridgeline.models.spec.ffn import Dense
+from ridgeline.models.spec.ffn import Dense, Experts, Router
 from ridgeline.models.spec.layer_spec import LayerSpec
 from ridgeline.models.spec.mixers import Attention, QkNorm, QueryScale
 from ridgeline.models.spec.model_spec import ModelSpec, NormSpec, longest_context
+from ridgeline.models.spec.moe_families import ExpertKeys
+from ridgeline.models.spec.names import Fused, NameMap
 from ridgeline.models.spec.readers.end_tokens import gguf_end_ids
-from ridgeline.models.spec.readers.gguf_experts import read_gguf_experts
 from ridgeline.models.spec.readers.gguf_rope import ROPE_TENSORS, read_gguf_ropes
 from ridgeline.models.spec.readers.hf_config import MAX_LAYERS, ropes_of, unrotated
 from ridgeline.models.spec.readers.hf_rope import rope_notes
@@ -31,6 +33,9 @@ from ridgeline.models.spec.readers.hf_rope import rope_notes
 # Keys that repeat what the tensors say, or that do not affect the computation.
 SILENT_KEYS = {"vocab_size", "tensor_data_layout", "rope.scaling.finetuned"}
 EPS_KEYS = {"rms": "attention.layer_norm_rms_epsilon", "layer": "attention.layer_norm_epsilon"}
+
+# expert_gating_func → the scores of a router. 3: a softmax over the chosen experts, the same if normalized.
+GATING = {1: "softmax", 2: "sigmoid", 3: "softmax"}
 
 
 def spec_from_gguf(gguf: GgufFile) -> ModelSpec:
@@ -171,7 +176,7 @@ def _read_layers(
         family.norms, after=has("post_ffn_norm"), parallel=parallel, vectors=2 if family.norm_bias else 1
     )
     windows = _windows(values, family, count)
-    experts, expert_layers = read_gguf_experts(values, family, names, there, count)
+    experts, expert_layers = _read_experts(values, family, names, there, count)
     local = replace(full, rope=local_rope, chunked=family.window_rule == "chunks")
     layers = []
     for index, window in enumerate(windows):
@@ -180,6 +185,60 @@ def _read_layers(
         ffn = experts if experts is not None and index in expert_layers else dense
         layers.append(LayerSpec(mixer if rotated else unrotated(mixer, _query_scale(family)), ffn, norms))
     return tuple(layers), notes
+
+
+def _read_experts(
+    values: ConfigValues, family: Family, names: NameMap, stored: Collection[str], count: int
+) -> tuple[Experts | None, set[int]]:
+    """The routed experts, and the layers that have them."""
+    keys = family.experts
+    if keys is None:
+        return None, set()
+    prefixes = {index: names.layer_prefix.format(layer=index) for index in range(count)}
+    layers = {index for index, prefix in prefixes.items() if prefix + _name(names, "router") in stored}
+    first = prefixes[min(layers, default=0)]
+
+    def has(role: str) -> bool:
+        return first + _name(names, role) in stored
+
+    size = values.optional_integer("expert_feed_forward_length")
+    values.optional_integer("interleave_moe_layer_step")  # the tensors show it
+    shared = values.optional_integer("expert_shared_feed_forward_length", minimum=0) or 0
+    if has("shared_down") and not shared:
+        shared = size or 0
+    experts = Experts(
+        num=values.integer("expert_count"),
+        per_token=values.integer("expert_used_count"),
+        size=size or values.integer("feed_forward_length"),
+        shared_size=shared,
+        shared_gate=has("shared_scale"),
+        activation=family.activation,
+        router=_read_router(values, family, keys, bias=has("router_bias")),
+        clamp=family.defaults[keys.clamp] if keys.clamp else None,
+        bias=has("expert_up_bias"),
+    )
+    return experts, layers
+
+
+def _read_router(values: ConfigValues, family: Family, keys: ExpertKeys, *, bias: bool) -> Router:
+    router = replace(
+        keys.router,
+        normalized=values.flag("expert_weights_norm", default=keys.gguf_normalized),
+        scale=values.optional_number("expert_weights_scale") or 1.0,
+        bias=bias,
+        margin=2 * family.defaults[keys.margin] if keys.margin else 0.0,
+    )
+    gating = values.optional_integer("expert_gating_func")
+    if gating is not None and GATING.get(gating) != router.scores:
+        raise UnsupportedModel(
+            f"{values.where}: expert_gating_func = {gating} in the family {family.name} is not supported"
+        )
+    return router
+
+
+def _name(names: NameMap, role: str) -> str:
+    entry = names.layer[role]
+    return entry.name if isinstance(entry, Fused) else entry
 
 
 def _qk_norm(values: ConfigValues, family: Family, *, stored: bool) -> QkNorm:
