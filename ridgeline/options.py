@@ -46,15 +46,16 @@ class Option:
     repeated: bool  # a tuple: the flag may be given several times, the file has a list
     default: Any
     doc: str
+    alias: str = ""  # an older name of the same option, still read in files and variables
 
     @property
     def flag(self) -> str:
         return "--" + self.name.replace("_", "-")
 
 
-def option(default: Any, doc: str) -> Any:
+def option(default: Any, doc: str, alias: str = "") -> Any:
     """A field with its one-line documentation, read by the flag, schema and docs generators."""
-    return field(default=default, metadata={"doc": doc})
+    return field(default=default, metadata={"doc": doc, "alias": alias})
 
 
 def options_of(config: type) -> tuple[Option, ...]:
@@ -62,7 +63,21 @@ def options_of(config: type) -> tuple[Option, ...]:
     if not is_dataclass(config):
         raise TypeError(f"{config.__name__} is not a dataclass")
     hints = get_type_hints(config)
-    return tuple(_option(f.name, hints[f.name], f.default, f.metadata.get("doc", "")) for f in fields(config))
+    return tuple(
+        _option(f.name, hints[f.name], f.default, f.metadata.get("doc", ""), f.metadata.get("alias", ""))
+        for f in fields(config)
+    )
+
+
+def by_name(config: type, values: Mapping[str, Any], where: str = "") -> dict[str, Any]:
+    """The values under their options' names: an alias is replaced; both names at once are an OptionError."""
+    named = dict(values)
+    for option in options_of(config):
+        if option.alias and option.alias in named:
+            if option.name in named:
+                raise OptionError(f"{where}{option.alias} and {option.name} are one setting; give one of them")
+            named[option.name] = named.pop(option.alias)
+    return named
 
 
 # ---- flags ----
@@ -108,10 +123,11 @@ def given_variables(config: type, environ: Mapping[str, str], prefix: str = "RID
     """The options that environment variables set: --kv-tokens is RIDGELINE_KV_TOKENS. Lists have commas."""
     given = {}
     for option in options_of(config):
-        variable = prefix + option.name.upper()
-        if variable in environ:
-            given[option.name] = _from_text(option, environ[variable], variable)
-    return given
+        for name in filter(None, (option.name, option.alias)):
+            variable = prefix + name.upper()
+            if variable in environ:
+                given[name] = _from_text(option, environ[variable], variable)
+    return by_name(config, given, where="environment: ")
 
 
 def without_settings(environ: Mapping[str, str]) -> dict[str, str]:
@@ -179,7 +195,7 @@ def check_values(config: type, values: Mapping[str, Any], where: str = "") -> di
     """The values with their types checked and converted to those of the config's fields."""
     known = {option.name: option for option in options_of(config)}
     checked = {}
-    for key, value in values.items():
+    for key, value in by_name(config, values, where).items():
         if key not in known:
             raise OptionError(f"{where}unknown key {key!r}{_nearest(key, known)}")
         checked[key] = _checked(known[key], value, where)
@@ -242,7 +258,7 @@ def to_toml(sections: Mapping[str, Any]) -> str:
 # ---- one option ----
 
 
-def _option(name: str, hint: Any, default: Any, doc: str) -> Option:
+def _option(name: str, hint: Any, default: Any, doc: str, alias: str) -> Option:
     optional = repeated = False
     if get_origin(hint) in (Union, types.UnionType):
         members = [member for member in get_args(hint) if member is not types.NoneType]
@@ -255,7 +271,7 @@ def _option(name: str, hint: Any, default: Any, doc: str) -> Option:
     base = str if choices else hint
     if base not in _NOUNS:
         raise TypeError(f"{name}: options of type {hint} are not supported")
-    return Option(name, base, choices, optional, repeated, default, doc)
+    return Option(name, base, choices, optional, repeated, default, doc, alias)
 
 
 def _add_flag(group: argparse._ArgumentGroup, section: str, option: Option) -> None:
@@ -357,6 +373,8 @@ def _section_schema(config: type) -> dict[str, Any]:
         if option.default is not None:
             schema["default"] = list(option.default) if option.repeated else option.default
         properties[option.name] = schema
+        if option.alias:
+            properties[option.alias] = {**schema, "description": f"alias of {option.name}"}
     return {"type": "object", "additionalProperties": False, "properties": properties}
 
 

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 from ridgeline.engine.errors import InvalidConfig
 from ridgeline.models.files.generation_config import parse_overrides
-from ridgeline.options import option
+from ridgeline.models.spec.coverage import WEIGHT_FORMATS, Backend
+from ridgeline.options import OptionError, by_name, option
 
 KERNEL_BLOCK_SIZE = 16  # tokens of a KV block in the native library and in the GPU's kernels
 # Minimum of each setting; a context of two holds one prompt token and one output token.
@@ -34,22 +35,20 @@ class EngineConfig:
         "backend that runs the model; auto: cuda with a usable GPU, else native if it supports the model, "
         "else torch",
     )
-    weights: Literal["auto", "float32", "bfloat16", "int8", "int8-channel", "int4"] = option(
-        "auto", "native: format of the weights in memory; auto: as in the file"
+    weights: Literal["auto", "float32", "bfloat16", "float16", "int8", "int8-channel", "int4"] = option(
+        "auto",
+        "format of the weights in memory; native: no float16, auto is as in the file; torch, cuda: no "
+        "integers, auto is float32 on a CPU, on a GPU float16 for float16 files, else bfloat16",
+        alias="dtype",
     )
     load_format: Literal["auto", "dummy"] = option(
         "auto", "cuda, torch: dummy uses random weights of the configured shape, to measure without files"
     )
     kv_dtype: Literal["auto", "float32", "bfloat16", "int8"] = option(
-        "auto", "type of the KV cache; auto: bfloat16 (native), or the same as --dtype (torch, cuda)"
+        "auto", "type of the KV cache; auto: bfloat16 (native), or the same as --weights (torch, cuda)"
     )
     deterministic: bool = option(
         False, "native, cuda: bit-identical results for any batching and chunking; slower"
-    )
-    dtype: Literal["auto", "float32", "bfloat16", "float16"] = option(
-        "auto",
-        "torch, cuda: type of weights and activations; auto: float32 on a CPU; on a GPU float16 for float16 "
-        "files, else bfloat16",
     )
     overlap: bool = option(True, "cuda: launch a step before the results of the last one are read")
     cuda_graphs: bool = option(
@@ -123,10 +122,9 @@ class EngineConfig:
         """
         block_size = f"--block-size {self.block_size}"
         settings: dict[str, tuple[bool, tuple[str, ...]]] = {
-            f"--weights {self.weights}": (self.weights != "auto", ("native",)),
+            f"--weights {self.weights}": (self.weights != "auto", backends_with(self.weights)),
             "--kv-dtype int8": (self.kv_dtype == "int8", ("native",)),
             "--deterministic": (self.deterministic, ("native", "cuda")),
-            f"--dtype {self.dtype}": (self.dtype != "auto", ("torch", "cuda")),
             block_size: (self.block_size != KERNEL_BLOCK_SIZE, ("torch",)),
             f"--load-format {self.load_format}": (self.load_format != "auto", ("torch", "cuda")),
         }
@@ -154,10 +152,28 @@ class EngineConfig:
                     )
 
 
+def engine_config(model: str, options: dict[str, Any]) -> EngineConfig:
+    """The config from the Python API's options; an alias of an option (`dtype`) is accepted."""
+    try:
+        return EngineConfig(model=model, **by_name(EngineConfig, options))
+    except OptionError as error:
+        raise InvalidConfig(str(error)) from None
+
+
+def backends_with(weights: str) -> tuple[str, ...]:
+    """The backends that multiply by weights of this format."""
+    return tuple(backend for backend, formats in WEIGHT_FORMATS.items() if weights in formats)
+
+
+def _weights_of(backend: Backend) -> str:
+    *others, last = WEIGHT_FORMATS[backend]
+    return f"use --weights {', '.join(others)} or {last}"
+
+
 _INSTEAD = {
-    "native": f"use --weights and --kv-dtype, and blocks of {KERNEL_BLOCK_SIZE} tokens",
-    "torch": "leave it out or use --dtype",
-    "cuda": f"leave it out or use --dtype, and blocks of {KERNEL_BLOCK_SIZE} tokens",
+    "native": f"{_weights_of('native')}, any --kv-dtype, and blocks of {KERNEL_BLOCK_SIZE} tokens",
+    "torch": f"leave it out or {_weights_of('torch')}",
+    "cuda": f"leave it out or {_weights_of('cuda')}, and blocks of {KERNEL_BLOCK_SIZE} tokens",
 }
 
 

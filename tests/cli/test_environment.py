@@ -31,6 +31,13 @@ def test_every_kind_of_option_can_be_set() -> None:
     )
 
 
+def test_a_variable_may_have_an_options_older_name() -> None:
+    assert given_variables(EngineConfig, {"RIDGELINE_DTYPE": "float16"}) == {"weights": "float16"}
+    both = {"RIDGELINE_DTYPE": "float16", "RIDGELINE_WEIGHTS": "float32"}
+    with pytest.raises(OptionError, match="dtype and weights are one setting"):
+        given_variables(EngineConfig, both)
+
+
 @pytest.mark.parametrize(
     ("name", "text", "said"),
     [

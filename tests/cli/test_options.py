@@ -76,6 +76,18 @@ def test_a_flag_wins_over_the_file_and_the_file_over_the_default(tmp_path: Path)
     assert build(Sample, read_file(path, SECTIONS)["sample"], flags) == Sample(size=16, limit=7)
 
 
+def test_an_alias_is_read_under_the_options_name(tmp_path: Path) -> None:
+    path = tmp_path / "config.toml"
+    path.write_text('[engine]\ndtype = "bfloat16"\n')
+    assert read_file(path, {"engine": EngineConfig}) == {"engine": {"weights": "bfloat16"}}
+    path.write_text('[engine]\ndtype = "bfloat16"\nweights = "int8"\n')
+    with pytest.raises(OptionError, match=r"\[engine\] dtype and weights are one setting"):
+        read_file(path, {"engine": EngineConfig})
+    schema = json_schema({"engine": EngineConfig})["properties"]["engine"]["properties"]
+    assert schema["dtype"]["enum"] == schema["weights"]["enum"]
+    assert "dtype =" not in to_toml({"engine": EngineConfig(weights="int8")}).replace("kv_dtype", "")
+
+
 @pytest.mark.parametrize(
     "words", [["--size", "big"], ["--share", "nan"], ["--share", "inf"], ["--color", "blue"]]
 )

@@ -62,12 +62,18 @@ def test_torch_is_chosen_when_it_is_asked_for(spec):
 
 @pytest.mark.parametrize(
     ("settings", "flag"),
-    [({"dtype": "bfloat16"}, "--dtype bfloat16"), ({"block_size": 8}, "--block-size 8")],
+    [({"weights": "float16"}, "--weights float16 is for the torch and cuda"), ({"block_size": 8}, "--block-size 8")],
 )
 def test_a_setting_of_torchs_chooses_torch_and_is_named(spec, settings, flag):
     choice = choose_backend(EngineConfig(**settings), spec)
     assert choice.name == "torch"
     assert flag in choice.reason
+
+
+def test_a_format_that_every_backend_computes_chooses_none(spec, cuda_torch):
+    for weights in ("float32", "bfloat16"):
+        assert choose_backend(EngineConfig(weights=weights), spec).name == "native"
+        assert choose_with_gpu(EngineConfig(weights=weights), spec).name == "cuda"
 
 
 def test_without_the_library_torch_serves_and_says_so(spec, no_library):

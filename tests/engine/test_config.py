@@ -5,8 +5,10 @@ from dataclasses import fields
 import pytest
 
 from ridgeline import LLM
-from ridgeline.engine.config import EngineConfig
+from ridgeline.engine.config import EngineConfig, engine_config
 from ridgeline.engine.errors import InvalidConfig
+from ridgeline.models.spec.coverage import WEIGHT_FORMATS
+from ridgeline.options import options_of
 
 
 @pytest.mark.parametrize(
@@ -43,12 +45,12 @@ def test_every_number_is_bounded():
 @pytest.mark.parametrize(
     ("settings", "flag"),
     [
-        ({"backend": "native", "dtype": "bfloat16"}, "--dtype bfloat16"),
+        ({"backend": "native", "weights": "float16"}, "use --weights float32, bfloat16, int8, int8-channel or int4"),
         ({"backend": "native", "block_size": 32}, "--block-size 32"),
-        ({"backend": "torch", "weights": "int8"}, "--weights int8"),
+        ({"backend": "torch", "weights": "int8"}, "--weights int8 .*use --weights float32, bfloat16 or float16"),
         ({"backend": "torch", "kv_dtype": "int8"}, "--kv-dtype int8"),
         ({"backend": "torch", "deterministic": True}, "--deterministic"),
-        ({"dtype": "float16", "weights": "int4"}, "--weights int4 is for the native backend and --dtype"),
+        ({"load_format": "dummy", "weights": "int4"}, "--weights int4 is for the native backend and --load-format"),
         ({"backend": "cuda", "weights": "int8"}, "--weights int8 is for the native backend"),
         ({"backend": "cuda", "kv_dtype": "int8"}, "--kv-dtype int8 is for the native backend"),
         ({"backend": "cuda", "block_size": 32}, "--block-size 32 .* blocks of 16 tokens"),
@@ -63,9 +65,9 @@ def test_settings_of_one_backend_are_refused_with_the_other(settings, flag):
 @pytest.mark.parametrize(
     "settings",
     [
-        {"backend": "cuda", "dtype": "float16", "deterministic": True, "load_format": "dummy"},
+        {"backend": "cuda", "weights": "float16", "deterministic": True, "load_format": "dummy"},
         {"backend": "cuda", "overlap": False, "cuda_graphs": False},
-        {"backend": "torch", "load_format": "dummy", "dtype": "bfloat16"},
+        {"backend": "torch", "load_format": "dummy", "weights": "bfloat16"},
         {"backend": "native", "deterministic": True, "kv_dtype": "int8"},
         {"backend": "native", "overlap": False, "cuda_graphs": False},
         {"backend": "torch", "overlap": False, "cuda_graphs": False},
@@ -73,6 +75,17 @@ def test_settings_of_one_backend_are_refused_with_the_other(settings, flag):
 )
 def test_what_a_backend_knows_it_takes(settings):
     assert EngineConfig(**settings).unknown_to(settings["backend"]) is None
+
+
+def test_every_format_of_the_flag_is_computed_by_a_backend_and_the_other_way_round():
+    (weights,) = [option for option in options_of(EngineConfig) if option.name == "weights"]
+    assert set(weights.choices) == {"auto", *(name for names in WEIGHT_FORMATS.values() for name in names)}
+
+
+def test_dtype_is_the_older_name_of_weights():
+    assert engine_config("m", {"dtype": "float16"}) == EngineConfig(model="m", weights="float16")
+    with pytest.raises(InvalidConfig, match="dtype and weights are one setting"):
+        engine_config("m", {"dtype": "float16", "weights": "float16"})
 
 
 def test_the_smallest_context_starts_and_answers(smollm2_path):

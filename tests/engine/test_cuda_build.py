@@ -71,7 +71,7 @@ def build_at(path: Path, free_bytes: int = 138 * GIB, **settings: object) -> Cud
 def test_the_weights_take_just_what_is_planned(tmp_path: Path, family: str, dtype: str) -> None:
     tiny_model(family).save_pretrained(tmp_path)
     made = random_weights(read_spec(tmp_path), getattr(torch, dtype))
-    assert build_at(tmp_path, dtype=dtype).weights_bytes == made.nbytes
+    assert build_at(tmp_path, weights=dtype).weights_bytes == made.nbytes
 
 
 @pytest.mark.parametrize(
@@ -88,16 +88,16 @@ def test_the_dtype_is_as_asked_or_16_bits_that_keep_the_files_range(
     qwen3_8b: Path, stored: str, asked: str, dtype: str
 ) -> None:
     spec = replace(read_spec(qwen3_8b), weight_format=stored)
-    build = CudaBuild(EngineConfig(dtype=asked), qwen3_8b, spec, 1)  # type: ignore[arg-type]
+    build = CudaBuild(EngineConfig(weights=asked), qwen3_8b, spec, 1)  # type: ignore[arg-type]
     assert build.weights_bytes == pytest.approx(spec.weight_bytes(dtype), rel=1e-3)
-    changed = [f"weights are converted from {stored} in the file to {dtype} (--dtype)"]
+    changed = [f"weights are converted from {stored} in the file to {dtype} (--weights)"]
     assert list(build._notes()) == (changed if asked == "auto" and stored != dtype else [])
 
 
 def test_keys_of_another_type_than_the_weights_are_refused(qwen3_8b: Path) -> None:
     with pytest.raises(InvalidConfig, match=r"--kv-dtype float32: on a GPU .* weights, bfloat16"):
         build_at(qwen3_8b, kv_dtype="float32")
-    build_at(qwen3_8b, kv_dtype="float32", dtype="float32")
+    build_at(qwen3_8b, kv_dtype="float32", weights="float32")
 
 
 def test_the_sizes_of_a_step_are_the_gpus_unless_asked_otherwise(qwen3_8b: Path) -> None:

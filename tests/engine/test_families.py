@@ -18,7 +18,7 @@ from tests.models.tiny_families import VOCAB
 
 BACKENDS = {
     "native": {"backend": "native", "weights": "float32", "kv_dtype": "float32"},
-    "torch": {"backend": "torch", "dtype": "float32"},
+    "torch": {"backend": "torch", "weights": "float32"},
 }
 OUTPUT_TOKENS = 40  # with the prompts, several times the sliding windows
 TIE = 1e-4

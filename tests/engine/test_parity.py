@@ -12,7 +12,7 @@ from tests.models.gguf_oracle import llama_from_gguf
 
 BACKENDS = {
     "native": {"backend": "native", "weights": "float32", "kv_dtype": "float32"},
-    "torch": {"backend": "torch", "dtype": "float32", "threads": 1},
+    "torch": {"backend": "torch", "weights": "float32", "threads": 1},
 }
 OUTPUT_TOKENS = 32
 TOGETHER = 16  # sequences in a forward pass of transformers

@@ -371,12 +371,12 @@ def memory_read(bytes_per_s: float) -> Finding:
 def check_bfloat16(measured: measure.Measured, float32_flops_per_s: float) -> Finding:
     rate = measured.values.get("bfloat16_flops_per_s")
     if rate is None:
-        advice = f"keep --dtype float32, or set {measure.ISA_VARIABLE} lower before torch is imported"
+        advice = f"keep --backend torch at --weights float32, or set {measure.ISA_VARIABLE} lower before torch is imported"
         return Finding("missing", "bfloat16", measured.failure, advice)
     value = f"{rate / 1e9:.0f} GFLOP/s"
     if rate < float32_flops_per_s:
         return Finding(
-            "slow", "bfloat16", value, "slower than float32 here: keep --dtype float32 (the default)"
+            "slow", "bfloat16", value, "slower than float32 here: leave --backend torch at --weights float32"
         )
     return Finding("ok", "bfloat16", value)
 
@@ -390,7 +390,7 @@ def check_amx(measured: measure.Measured) -> Finding:
         )
         return Finding("missing", "amx", f"advertised, but using it {measured.failure}", advice)
     rate = measured.values["bfloat16_flops_per_s"]
-    advice = f"to use it: {measure.ISA_VARIABLE}=AVX512_CORE_AMX and --dtype bfloat16"
+    advice = f"to use it: {measure.ISA_VARIABLE}=AVX512_CORE_AMX with --backend torch --weights bfloat16"
     return Finding("ok", "amx", f"works, {rate / 1e9:.0f} GFLOP/s in bfloat16", advice)
 
 

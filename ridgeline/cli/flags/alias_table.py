@@ -105,6 +105,13 @@ ALIASES: tuple[Alias, ...] = (
     Alias(("--max-num-seqs",), VLLM, "engine.max_running", read=count),
     Alias(("--max-num-batched-tokens",), VLLM, "engine.step_tokens", read=count),
     Alias(("--long-prefill-token-threshold",), VLLM, "engine.prefill_chunk", read=count),
+    Alias(
+        ("--dtype",),
+        VLLM,
+        "engine.weights",
+        values={"half": "float16", "float": "float32"},
+        remark="also `dtype` in the file and RIDGELINE_DTYPE; `half` is float16, `float` is float32",
+    ),
     Alias(("--kv-cache-dtype",), VLLM, "engine.kv_dtype", remark="`fp8` is not supported"),
     Alias(("--kv-cache-memory-bytes",), VLLM, "engine.kv_memory_gib", read=gib),
     Alias(("--enable-prefix-caching",), VLLM, "engine.prefix_cache", const=True),

@@ -33,7 +33,8 @@ def _note_misspelt(
     prefix = next((PREFIXES[name] for name in ("server", "gateway") if name in sections), None)
     if prefix is None:
         return
-    known = {option.name.upper() for config in sections.values() for option in options_of(config)}
+    options = [option for config in sections.values() for option in options_of(config)]
+    known = {name.upper() for option in options for name in (option.name, option.alias) if name}
     for variable in environ.keys() - set(NOT_SETTINGS):
         is_others = prefix == PREFIXES["server"] and variable.startswith(PREFIXES["gateway"])
         name = variable.removeprefix(prefix)

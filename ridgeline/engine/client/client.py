@@ -17,7 +17,7 @@ from ridgeline.engine.client import launch
 from ridgeline.engine.client.inbox import Inbox
 from ridgeline.engine.client.output import OutputChunk
 from ridgeline.engine.client.text import TextStream
-from ridgeline.engine.config import EngineConfig
+from ridgeline.engine.config import engine_config
 from ridgeline.engine.errors import EngineDied, EngineError, InvalidRequest, QueueFull, RequestFailed, failure
 from ridgeline.engine.link.messages import (
     FRAME_HEADER,
@@ -126,13 +126,13 @@ class AsyncClient:
 
     @staticmethod
     async def start(model: str = "smollm2-135m", **options: Any) -> AsyncClient:
-        """Start an engine for `model`; `options` are the fields of EngineConfig (dtype, kv_tokens, …).
+        """Start an engine for `model`; `options` are the fields of EngineConfig (weights, kv_tokens, …).
 
         The model is fetched if need be. Closing the client ends the engine.
         """
         from ridgeline.models.files.pull import ensure
 
-        config = EngineConfig(model=model, **options)
+        config = engine_config(model, options)
         path = (await asyncio.to_thread(ensure, model)).path
         folder = launch.socket_folder()
         socket_path = folder / "engine.sock"

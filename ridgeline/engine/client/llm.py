@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from ridgeline.engine.client.output import Completion, Generation, OutputChunk
 from ridgeline.engine.client.text import TextStream
-from ridgeline.engine.config import EngineConfig
+from ridgeline.engine.config import engine_config
 from ridgeline.engine.errors import InvalidRequest, QueueFull, SchemaViolation, failure
 from ridgeline.engine.grammar import Grammar
 from ridgeline.engine.grammar.conformance import AnswerCheck, refuse_uncheckable
@@ -37,12 +37,12 @@ Message = dict[str, Any]
 
 
 class LLM:
-    """Load a model and generate. `options` are the fields of EngineConfig (dtype, kv_tokens, threads, …)."""
+    """Load a model and generate. `options` are the fields of EngineConfig (weights, kv_tokens, threads, …)."""
 
     def __init__(self, model: str = "smollm2-135m", **options: Any) -> None:
         from ridgeline.models.text.tokenizer import Tokenizer  # it also imports the chat templates' library
 
-        self.config = EngineConfig(model=model, **options)
+        self.config = engine_config(model, options)
         path = ensure(model).path
         try:  # before the weights are read, which may take minutes
             self.tokenizer = Tokenizer.load(path)

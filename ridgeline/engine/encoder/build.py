@@ -84,9 +84,8 @@ def build_encoder(config: EngineConfig, path: Path, budget: StartupBudget | None
 
 def _choose(config: EngineConfig) -> tuple[str, str]:
     """(backend, why not a better one). A GPU is used only on request: its encoder is torch's."""
-    if config.weights not in ("auto", "float32") or config.dtype not in ("auto", "float32"):
-        flag = f"--weights {config.weights}" if config.weights != "auto" else f"--dtype {config.dtype}"
-        raise InvalidConfig(f"{flag}: encoders are computed in float32")
+    if config.weights not in ("auto", "float32"):
+        raise InvalidConfig(f"--weights {config.weights}: encoders are computed in float32")
     if config.load_format != "auto":
         raise InvalidConfig(f"--load-format {config.load_format} is not supported for encoders")
     if config.backend == "cuda":

@@ -79,7 +79,7 @@ class CudaBuild:
         if config.kv_dtype not in ("auto", self._dtype):
             raise InvalidConfig(
                 f"--kv-dtype {config.kv_dtype}: on a GPU the KV cache has the dtype of the weights, "
-                f"{self._dtype}. Leave the flag out, or set both with --dtype"
+                f"{self._dtype}. Leave the flag out, or set both with --weights"
             )
         self._device = _Device()
         self._ahead: Thread | None = None  # compiles what larger steps need while the engine serves
@@ -259,8 +259,8 @@ class CudaBuild:
             notes.append(DUMMY_NOTE)
         elif expanded := expansion_notes(self._spec, self._dtype):
             notes += expanded
-        elif self._config.dtype == "auto" and stored != self._dtype:
-            notes.append(f"weights are converted from {stored} in the file to {self._dtype} (--dtype)")
+        elif self._config.weights == "auto" and stored != self._dtype:
+            notes.append(f"weights are converted from {stored} in the file to {self._dtype} (--weights)")
         return tuple(notes)
 
     def _receipt(self, plan: MemoryPlan, kv_bytes: int) -> Callable[[], MemoryReceipt]:
@@ -323,8 +323,8 @@ class _Device:
 
 def model_dtype(config: EngineConfig, spec: ModelSpec) -> str:
     """As configured; else a 16-bit type with the file's range: float16 stays, others become bfloat16."""
-    if config.dtype != "auto":
-        return config.dtype
+    if config.weights != "auto":
+        return config.weights
     return "float16" if spec.weight_format == "float16" else "bfloat16"
 
 

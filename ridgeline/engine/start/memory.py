@@ -16,7 +16,7 @@ GIB = 1 << 30
 DEFAULT_KV_TOKENS = 65_536
 DEFAULT_FRACTION = 0.6  # other programs use the machine's memory too
 DEVICE_FRACTION = 0.9
-SMALLER_ON_A_CPU = "choose a smaller --weights format (torch: --dtype) or model, lower --step-tokens"
+SMALLER_ON_A_CPU = "choose a smaller --weights format or model, lower --step-tokens"
 CGROUP = Path("/sys/fs/cgroup")
 
 

@@ -24,7 +24,7 @@ class TorchBuild:
         self._path = path
         self._spec = spec
         self._threads = threads
-        self._dtype = "float32" if config.dtype == "auto" else config.dtype
+        self._dtype = "float32" if config.weights == "auto" else config.weights
         self._kv_dtype = self._dtype if config.kv_dtype == "auto" else config.kv_dtype
 
     @property

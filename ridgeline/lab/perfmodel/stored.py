@@ -25,7 +25,7 @@ from ridgeline.ops.cpu.library import NativeUnavailable
 THIS_MACHINE = "cpu"
 # Settings that affect a step's time besides model and machine.
 SETTINGS = (
-    "backend", "weights", "load_format", "kv_dtype", "deterministic", "dtype", "overlap", "cuda_graphs",
+    "backend", "weights", "load_format", "kv_dtype", "deterministic", "overlap", "cuda_graphs",
     "block_size", "threads",
 )  # fmt: skip
 

@@ -15,7 +15,7 @@ CONFIG_FILE = "winner.toml"
 SHOWN = ("output_tokens_per_s", "ttft_ms.p90", "tpot_ms.p90", "e2e_ms.p90")
 SHOWN_OPEN = ("output_tokens_per_s", "ttft_sched_ms.p90", "tpot_ms.p90", "e2e_sched_ms.p90")
 # These change the model's answers, not only the speed.
-CHANGE_ANSWERS = ("weights", "kv_dtype", "dtype", "load_format")
+CHANGE_ANSWERS = ("weights", "kv_dtype", "load_format")
 
 
 def header_of(ledger: Ledger) -> Header:

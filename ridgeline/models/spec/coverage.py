@@ -59,11 +59,24 @@ COMPUTED: dict[Backend, frozenset[str]] = {
     ),
 }
 
+# The formats that each backend multiplies by: the values of --weights.
+WEIGHT_FORMATS: dict[Backend, tuple[str, ...]] = {
+    "native": ("float32", "bfloat16", "int8", "int8-channel", "int4"),
+    "torch": ("float32", "bfloat16", "float16"),
+    "cuda": ("float32", "bfloat16", "float16"),
+}
+
 
 def refusal(spec: ModelSpec, backend: Backend) -> str | None:
     """Why the backend cannot compute this model; None if it can."""
     missing = [words for tag, words in KINDS.items() if tag in kinds_of(spec) - COMPUTED[backend]]
     return f"the {backend} backend does not compute {'; '.join(missing)}" if missing else None
+
+
+def others_for(spec: ModelSpec, backend: Backend) -> str:
+    """The flags of the other backends that compute this model, for a refusal; empty if there is none."""
+    flags = [f"--backend {other}" for other in COMPUTED if other != backend and refusal(spec, other) is None]
+    return f"; {' and '.join(flags)} {'compute' if len(flags) > 1 else 'computes'} it" if flags else ""
 
 
 def kinds_of(spec: ModelSpec) -> set[str]:

@@ -186,7 +186,7 @@ def test_keys_alone_are_tried_at_the_usual_values() -> None:
 
 def test_what_is_tried_by_default_changes_no_answer() -> None:
     space = default_space(4)
-    assert not {"weights", "kv_dtype", "dtype", "load_format"} & space.keys()
+    assert not {"weights", "kv_dtype", "load_format"} & space.keys()
     for key, values in known_values(4).items():
         for value in values:
             EngineConfig(**{key: value})
