@@ -1,4 +1,4 @@
-"""`ridgeline models`: lists, fetches, removes and inspects models."""
+"""`ridgeline models`: lists, fetches, removes and inspects models; says which are supported."""
 
 from __future__ import annotations
 
@@ -20,14 +20,16 @@ from ridgeline.running import RunRecord, running
 if TYPE_CHECKING:
     from ridgeline.models.files.generation_config import SamplingDefaults
     from ridgeline.models.spec.model_spec import ModelSpec
+    from ridgeline.models.support import FamilySupport
 
-DESCRIPTION = "List the models known by short name; fetch, remove or inspect one."
+DESCRIPTION = "List the models known by short name; fetch, remove or inspect one; show what is supported."
 
 EXAMPLES = """\
   ridgeline models list
   ridgeline models pull smollm2-135m
   ridgeline models rm smollm2-135m
   ridgeline models inspect ./my-model --json
+  ridgeline models support
 """
 
 LIST = "The models with short names: licence, size, and their path in the cache."
@@ -59,6 +61,15 @@ INSPECT_EXAMPLES = """\
   ridgeline models inspect model.gguf --json
 """
 
+SUPPORT = """\
+Show the families that are served, by backend, and the formats of files with what each backend computes them
+in. `ridgeline models inspect` shows whether one model is served."""
+
+SUPPORT_EXAMPLES = """\
+  ridgeline models support
+  ridgeline models support --json
+"""
+
 
 def add_parser(verbs: Verbs) -> None:
     parser = add_verb(verbs, "models", "list, fetch, remove or inspect models", DESCRIPTION, EXAMPLES)
@@ -84,6 +95,10 @@ def add_parser(verbs: Verbs) -> None:
     inspector.add_argument("model", metavar="MODEL", help=f"{MODEL_HELP}, or a config.json")
     inspector.add_argument("--json", action="store_true", help="print JSON, with the whole chat template")
     inspector.set_defaults(run=run_inspect)
+
+    supporter = add_verb(actions, "support", "show the families and formats", SUPPORT, SUPPORT_EXAMPLES)
+    supporter.add_argument("--json", action="store_true", help="print JSON")
+    supporter.set_defaults(run=run_support)
 
 
 def run_list(args: argparse.Namespace) -> int:
@@ -178,6 +193,35 @@ def run_inspect(args: argparse.Namespace) -> int:
     lines = [*describe(spec), ("chat template", reason or template_line(template)), ("sampling", defaults)]
     print_lines([("file", str(path)), *lines])
     return 0
+
+
+def run_support(args: argparse.Namespace) -> int:
+    from ridgeline.models.support import BACKENDS, as_json, family_support, format_rows, weights_rows
+
+    if args.json:
+        print(json.dumps(as_json(), indent=2))
+        return 0
+    head = ["FAMILY", "GGUF", *map(str.upper, BACKENDS), "WHY NOT"]
+    print_columns([head, *map(support_row, family_support())])
+    print()
+    print_columns([[head.upper() for head in format_rows()[0]], *format_rows()[1:]])
+    print()
+    print_columns([[head.upper() for head in weights_rows()[0]], *weights_rows()[1:]])
+    return 0
+
+
+def support_row(row: FamilySupport) -> list[str]:
+    from ridgeline.models.support import BACKENDS
+
+    cells = ["no" if backend in row.refusals else "part" * (backend in row.limits) or "yes" for backend in BACKENDS]
+    reasons = [f"{backend}: {words}" for backend, words in {**row.refusals, **row.limits}.items()]
+    return [row.family.name, row.family.gguf_architecture or "–", *cells, " | ".join(reasons)]
+
+
+def print_columns(rows: list[list[str]]) -> None:
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    for row in rows:
+        print("  ".join(f"{cell:<{width}}" for cell, width in zip(row, widths, strict=True)).rstrip())
 
 
 def recommended_sampling(model: str, path: Path) -> SamplingDefaults:

@@ -1,6 +1,7 @@
-"""Writes the option tables of docs/commands.md from the configs: `python -m ridgeline.cli.reference`.
+"""Writes the tables of docs/commands.md and docs/supported-models.md: `python -m ridgeline.cli.reference`.
 
-A table is between `<!-- options: NAME -->` and `<!-- end -->`; the rest of the page is written by hand.
+Options come from the configs, families and formats from `models.support`. A table is between
+`<!-- options: NAME -->` and `<!-- end -->`; the rest of a page is written by hand.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from ridgeline.lab.bench.options import BenchOptions
 from ridgeline.lab.bench.sweeps.options import SweepOptions
 from ridgeline.lab.plan.options import PlanOptions
 from ridgeline.lab.traffic.options import TrafficOptions
+from ridgeline.models import support
 from ridgeline.options import markdown_table
 from ridgeline.server.config import ServerConfig
 
@@ -40,6 +42,12 @@ def ignored_table() -> str:
 def refused_table() -> str:
     rows = [f"| {_codes(row.flags)} | {row.tool} | {row.instead} |" for row in REFUSED]
     return "\n".join(["| flag | of | instead |", "|---|---|---|", *rows])
+
+
+def markdown(rows: list[list[str]]) -> str:
+    """Rows as a Markdown table; the first one is its head."""
+    lines = [f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in row)} |" for row in rows]
+    return "\n".join([lines[0], "|---" * len(rows[0]) + "|", *lines[1:]])
 
 
 def _codes(flags: tuple[str, ...]) -> str:
@@ -66,14 +74,21 @@ TABLES = {
     "ignored": ignored_table(),
     "refused": refused_table(),
 }
+SUPPORT_TABLES = {
+    "families": markdown(support.family_rows()),
+    "formats": markdown(support.format_rows()),
+    "weights": markdown(support.weights_rows()),
+}
+ALL_TABLES = TABLES | SUPPORT_TABLES
+PAGES = ("docs/commands.md", "docs/supported-models.md")
 _PLACE = re.compile(r"(<!-- options: (\w+) -->\n).*?(<!-- end -->)", flags=re.DOTALL)
 
 
 def with_tables(page: str) -> str:
     """The page with every table generated from the current code."""
-    return _PLACE.sub(lambda found: f"{found[1]}{TABLES[found[2]]}\n{found[3]}", page)
+    return _PLACE.sub(lambda found: f"{found[1]}{ALL_TABLES[found[2]]}\n{found[3]}", page)
 
 
 if __name__ == "__main__":
-    for path in map(Path, sys.argv[1:] or ["docs/commands.md"]):
+    for path in map(Path, sys.argv[1:] or PAGES):
         path.write_text(with_tables(path.read_text(encoding="utf-8")), encoding="utf-8")

@@ -5,8 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 
 from ridgeline.cli.main import VERBS
-from ridgeline.cli.reference import TABLES, with_tables
+from ridgeline.cli.reference import SUPPORT_TABLES, TABLES, with_tables
 
+SUPPORTED = Path(__file__).resolve().parents[2] / "docs" / "supported-models.md"
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "commands.md"
 
 
@@ -15,6 +16,13 @@ def test_the_option_tables_are_those_of_the_code() -> None:
     assert text == with_tables(text), "run `python -m ridgeline.cli.reference` and commit docs/commands.md"
     for name, table in TABLES.items():
         assert f"<!-- options: {name} -->\n{table}\n<!-- end -->" in text
+
+
+def test_the_supported_models_are_those_of_the_code() -> None:
+    text = SUPPORTED.read_text(encoding="utf-8")
+    stale = "run `python -m ridgeline.cli.reference` and commit docs/supported-models.md"
+    for name, table in SUPPORT_TABLES.items():
+        assert f"<!-- options: {name} -->\n{table}\n<!-- end -->" in text, stale
 
 
 def test_every_verb_has_its_section() -> None:

@@ -11,6 +11,7 @@ import pytest
 from ridgeline.cli import progress
 from ridgeline.cli.main import main
 from ridgeline.models.files.known_models import KNOWN_MODELS
+from ridgeline.models.spec.families import FAMILIES
 
 
 def test_the_list_says_which_models_are_here(
@@ -122,3 +123,14 @@ def test_progress_on_a_terminal_is_a_bar(monkeypatch: pytest.MonkeyPatch) -> Non
         report("downloading", 10_000_000, 10_000_000)
     assert "downloading" in out.getvalue()
     assert "10.0/10.0 MB" in out.getvalue()
+
+
+def test_support_prints_the_families_by_backend_and_the_formats(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["models", "support"]) == 0
+    lines = [line.split() for line in capsys.readouterr().out.splitlines()]
+    assert lines[0][:5] == ["FAMILY", "GGUF", "NATIVE", "TORCH", "CUDA"]
+    assert ["llama", "llama", "yes", "yes", "yes"] in lines
+    assert any(line[:2] == ["native", "auto,"] for line in lines)
+    assert main(["models", "support", "--json"]) == 0
+    told = json.loads(capsys.readouterr().out)
+    assert {row["family"] for row in told["families"]} == set(FAMILIES)

@@ -275,9 +275,20 @@ def test_tensors_that_do_not_fit_the_family_are_refused(
     assert words in str(refusal.value)
 
 
-def test_an_unknown_architecture_is_refused_with_the_known_ones(tmp_path: Path) -> None:
-    with pytest.raises(UnsupportedModel, match="'mamba2' is not supported; supported are chatglm,"):
-        read(tmp_path, "mamba2", KEYS, tensors())
+@pytest.mark.parametrize(
+    ("more", "advice"),
+    [
+        ({}, "The nearest supported architecture is llama. `ridgeline models support`"),
+        ({"blk.0.attn_q_norm.weight": (8,), "blk.0.attn_k_norm.weight": (8,)}, "architecture is qwen3."),
+        ({"blk.0.ssm_a": (4,)}, "architecture is llama, which does not read ssm_a."),
+    ],
+)
+def test_an_unknown_architecture_is_refused_with_the_nearest_one(
+    tmp_path: Path, more: dict[str, Any], advice: str
+) -> None:
+    with pytest.raises(UnsupportedModel, match="'lama' is not supported") as refusal:
+        read(tmp_path, "lama", KEYS, {**tensors(), **more})
+    assert advice in str(refusal.value)
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,7 @@ from typing import Literal
 from ridgeline.engine.config import EngineConfig
 from ridgeline.engine.errors import BackendUnavailable, InvalidConfig
 from ridgeline.engine.start.gpu_probe import Gpu, find_gpu, why_not_usable
-from ridgeline.models.spec.coverage import refusal
+from ridgeline.models.spec.coverage import Backend, others_for, refusal
 from ridgeline.models.spec.model_spec import ModelSpec
 from ridgeline.ops.cpu import library
 
@@ -39,14 +39,14 @@ def choose_backend(config: EngineConfig, spec: ModelSpec, probe: Probe = find_gp
     if not_cuda is None:
         return BackendChoice("cuda")
     if config.backend == "cuda":
-        raise InvalidConfig(f"--backend cuda is not available: {not_cuda}")
+        raise InvalidConfig(f"--backend cuda is not available: {not_cuda}{_others(spec, 'cuda')}")
     not_native = why_not_native(config, spec)
     # A machine without a GPU needs no note; a GPU that is not used does.
     idle_gpu = f"the GPU is not used: {not_cuda}" if not_cuda not in ("", NO_GPU) else ""
     if not_native is None:
         return BackendChoice("native", idle_gpu)
     if config.backend == "native":
-        raise InvalidConfig(f"--backend native is not available: {not_native}")
+        raise InvalidConfig(f"--backend native is not available: {not_native}{_others(spec, 'native')}")
     _refuse_what_torch_lacks(config, {"native": not_native, "cuda": not_cuda})
     _require_torch(f"the native backend is not available ({not_native})")
     return BackendChoice("torch", "; ".join(filter(None, (not_native, idle_gpu))))
@@ -74,6 +74,11 @@ def why_not_native(config: EngineConfig, spec: ModelSpec) -> str | None:
     from ridgeline.models.weights.packed import native_refusal
 
     return native_refusal(spec)
+
+
+def _others(spec: ModelSpec, backend: Backend) -> str:
+    """The backends to choose in place of one that does not compute the model."""
+    return "" if refusal(spec, backend) is None else others_for(spec, backend)
 
 
 def _refuse_what_torch_lacks(config: EngineConfig, reasons: dict[str, str]) -> None:

@@ -6,6 +6,7 @@ Used by `make_plan` and `result`. An unsupported feature is stated as the reason
 
 from __future__ import annotations
 
+import re
 import shlex
 from pathlib import Path
 
@@ -30,7 +31,7 @@ def ridgeline_refusal(model: str, chip: Chip, precision: str | None, kv_precisio
     try:
         check_servable(_spec(model))
     except ModelError as error:
-        return str(error).partition(";")[0]
+        return re.split(r"; |\. ", str(error))[0]
     if chip.name != "cpu" and precision is not None and Precision.named(precision).linear not in SIXTEEN_BITS:
         return f"on a GPU its weights have 16 bits, not {precision}"
     if kv_precision not in (CPU_KV if chip.name == "cpu" else SIXTEEN_BITS):

@@ -49,7 +49,6 @@ FAMILIES: dict[str, Family] = {
         *(MIXTRAL, QWEN3_MOE, QWEN2_MOE, OLMOE, GRANITE_MOE, PHIMOE, GPT_OSS, LLAMA4),
     )
 }
-SERVED_FAMILIES = sorted(FAMILIES)
 BY_MODEL_TYPE: dict[str, Family] = {
     kind: family for family in FAMILIES.values() for kind in family.model_types
 }
@@ -71,8 +70,8 @@ def check_servable(spec: ModelSpec) -> None:
     read = frozenset() if family is None else family.formats
     if not (is_plain(spec.weight_format) or spec.weight_format in read):
         raise UnsupportedModel(
-            f"{spec.name}: weights quantized as {spec.weight_format} are not supported yet; "
-            "use the original checkpoint or a GGUF file of it"
+            f"{spec.name}: weights quantized as {spec.weight_format} are not supported yet; use its original "
+            f"{spec.family} checkpoint (on a CPU --weights int8 or int4 makes it smaller) or a GGUF file of it"
         )
 
 

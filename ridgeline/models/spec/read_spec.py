@@ -14,7 +14,9 @@ from ridgeline.models.files.config_values import read_json_object
 from ridgeline.models.files.conversion import pickle_refusal
 from ridgeline.models.files.gguf import GgufFile
 from ridgeline.models.files.registry import refuse_pickles_alone
+from ridgeline.models.spec.families import BY_GGUF_ARCHITECTURE
 from ridgeline.models.spec.model_spec import ModelSpec
+from ridgeline.models.spec.nearest import config_advice, gguf_advice
 from ridgeline.models.spec.readers.encoder_config import is_encoder
 from ridgeline.models.spec.readers.end_tokens import hf_end_id
 from ridgeline.models.spec.readers.gguf_config import spec_from_gguf
@@ -29,7 +31,7 @@ def read_spec(path: Path) -> ModelSpec:
     if not path.is_file():
         raise ModelNotFound(f"{path}: no such file or directory")
     if path.suffix == ".gguf":
-        return spec_from_gguf(GgufFile(path))
+        return _from_gguf(GgufFile(path))
     if path.suffix == ".json":
         return _from_config(path)
     if path.suffix in PICKLE_SUFFIXES:
@@ -63,13 +65,26 @@ def _from_config(config: Path) -> ModelSpec:
     beside = config.name.removesuffix("config.json")  # one directory may have the files of several models
     generation = config.with_name(f"{beside}generation_config.json")
     quantization = config.with_name(f"{beside}hf_quant_config.json")
-    return spec_from_hf(
-        read_json_object(config),
-        name=model_name(config),
-        generation_config=read_json_object(generation) if generation.is_file() else None,
-        quantization=read_json_object(quantization) if quantization.is_file() else None,
-        tokenizer_end=hf_end_id(config.parent),
-    )
+    content = read_json_object(config)
+    try:
+        return spec_from_hf(
+            content,
+            name=model_name(config),
+            generation_config=read_json_object(generation) if generation.is_file() else None,
+            quantization=read_json_object(quantization) if quantization.is_file() else None,
+            tokenizer_end=hf_end_id(config.parent),
+        )
+    except UnsupportedModel as error:
+        raise UnsupportedModel(f"{error}. {config_advice(content)}") from None
+
+
+def _from_gguf(gguf: GgufFile) -> ModelSpec:
+    try:
+        return spec_from_gguf(gguf)
+    except UnsupportedModel as error:
+        if gguf.architecture in BY_GGUF_ARCHITECTURE:
+            raise
+        raise UnsupportedModel(f"{error}. {gguf_advice(gguf)}") from None
 
 
 def model_name(config: Path) -> str:

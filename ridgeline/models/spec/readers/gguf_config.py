@@ -103,10 +103,7 @@ def _architecture_values(gguf: GgufFile) -> ConfigValues:
 def _find_family(gguf: GgufFile, values: ConfigValues) -> Family:
     family = BY_GGUF_ARCHITECTURE.get(gguf.architecture)
     if family is None:
-        known = ", ".join(sorted(BY_GGUF_ARCHITECTURE))
-        raise UnsupportedModel(
-            f"{gguf.path}: GGUF architecture {gguf.architecture!r} is not supported; supported are {known}"
-        )
+        raise UnsupportedModel(f"{gguf.path}: GGUF architecture {gguf.architecture!r} is not supported")
     experts = values.optional_integer("expert_count", minimum=0)
     values.optional_integer("expert_used_count", minimum=0)
     if experts and family is LLAMA:

@@ -13,7 +13,7 @@ from typing import Any
 from ridgeline.models.errors import BrokenModel, ImpossibleShape, UnsupportedModel
 from ridgeline.models.files.config_values import ConfigValues, is_set, shown
 from ridgeline.models.spec.declarations.family import Bias, Family
-from ridgeline.models.spec.families import BY_MODEL_TYPE, SERVED_FAMILIES
+from ridgeline.models.spec.families import BY_MODEL_TYPE
 from ridgeline.models.spec.ffn import Activation, Dense, Experts, Router
 from ridgeline.models.spec.layer_spec import LayerSpec, Norms
 from ridgeline.models.spec.mixers import Attention, QkNorm, QueryScale
@@ -68,16 +68,30 @@ def spec_from_hf(
     config, notes = _language_model(config, where)
     family = _find_family(config, where)
     values = ConfigValues(config, where, defaults=family.defaults, names=family.keys)
+    spec = read_values(values, family, name, generation_config or {}, quantization, tokenizer_end)
+    return _with_unread_keys(replace(spec, notes=(*notes, *spec.notes)), values)
+
+
+def read_values(
+    values: ConfigValues,
+    family: Family,
+    name: str,
+    generation_config: Mapping[str, Any],
+    quantization: dict[str, Any] | None = None,
+    tokenizer_end: int | None = None,
+) -> ModelSpec:
+    """The model that these values describe as one of the family."""
+    where = values.where
     hidden_size = values.integer("hidden_size")
     try:
         layers = _read_layers(values, family, hidden_size)
     except ImpossibleShape as error:
         raise BrokenModel(f"{where}: {error}") from error
     vocab_size, positions = values.integer("vocab_size"), values.integer("max_position_embeddings")
-    bos_id, eos_ids, pad_id = _special_tokens(values, generation_config or {}, vocab_size, name)
+    bos_id, eos_ids, pad_id = _special_tokens(values, generation_config, vocab_size, name)
     if tokenizer_end is not None and tokenizer_end not in eos_ids and tokenizer_end < vocab_size:
         eos_ids += (tokenizer_end,)
-    spec = ModelSpec(
+    return ModelSpec(
         family=family.name,
         name=name,
         hidden_size=hidden_size,
@@ -96,9 +110,8 @@ def spec_from_hf(
         eos_ids=eos_ids,
         pad_id=pad_id,
         weight_format=read_weight_format(values, quantization),
-        notes=(*notes, *rope_notes(ropes_of(layers))),
+        notes=rope_notes(ropes_of(layers)),
     )
-    return _with_unread_keys(spec, values)
 
 
 def _language_model(config: dict[str, Any], where: str) -> tuple[dict[str, Any], tuple[str, ...]]:
@@ -133,10 +146,7 @@ def _find_family(config: dict[str, Any], where: str) -> Family:
         features.append(experts)
     if family is None:
         asks = f": it needs {'; '.join(features)}" if features else ""
-        raise UnsupportedModel(
-            f"{where}: the family {model_type!r} is not supported{asks}. "
-            f"Supported: {', '.join(SERVED_FAMILIES)}"
-        )
+        raise UnsupportedModel(f"{where}: the family {model_type!r} is not supported{asks}")
     if features:
         raise UnsupportedModel(f"{where}: {model_type} with {'; '.join(features)} is not supported")
     architectures = values.optional_texts("architectures")
@@ -373,8 +383,13 @@ def _first_integer(values: ConfigValues, keys: tuple[str, ...]) -> int:
 
 def _with_unread_keys(spec: ModelSpec, values: ConfigValues) -> ModelSpec:
     """List the keys without effect: the family's reference code does not read them either."""
-    quiet = SILENT_KEYS | JUDGED_KEYS
-    unread = [key for key in values.unread() if key not in quiet and not key.startswith("_")]
+    unread = unread_keys(values)
     if not unread:
         return spec
     return replace(spec, notes=(*spec.notes, f"config.json keys without effect: {', '.join(unread)}"))
+
+
+def unread_keys(values: ConfigValues) -> list[str]:
+    """The keys that the family did not read, without those that never have an effect."""
+    quiet = SILENT_KEYS | JUDGED_KEYS
+    return [key for key in values.unread() if key not in quiet and not key.startswith("_")]
