@@ -153,6 +153,8 @@ void rl_model_free(rl_model* model);
 const char* rl_model_isa(const rl_model* model);
 int64_t rl_model_bytes(const rl_model* model); /* KV cache and step buffers, weights not counted */
 int rl_copy_block(rl_model* model, int32_t source, int32_t target);
+/* For each of a layer's `num` experts, the tokens that chose it since the model was created. Between steps. */
+int rl_expert_counts(const rl_model* model, int32_t layer, int64_t* out, int32_t num);
 /* One forward pass. logits: [num_logits][vocab]. best: [num_logits], the index of each row's largest logit, the first of
  * equal ones; -1 where the largest is not finite or a logit of the row is not a number. Either may be null: without
  * logits, megabytes less are written. */

@@ -1,6 +1,7 @@
 // Making a model: its table checked (model_checks.cpp), then cache and buffers taken.
 #include "model.h"
 
+#include <algorithm>
 #include <cmath>
 #include <cstring>
 #include <string>
@@ -67,6 +68,7 @@ size_t take_expert_buffers(rl_model& m) {
   for (std::vector<int32_t>* values : {&x.chosen, &x.entry_of, &x.token_of}) values->resize(entries);
   x.shares.resize(entries), x.share_of.resize(entries);
   x.first.resize(size_t(most) + 1), x.active.reserve(size_t(most));
+  x.most = size_t(most), x.tokens.resize(m.layers.size() * size_t(most));
   return entries;
 }
 
@@ -171,6 +173,16 @@ extern "C" rl_model* rl_model_create(const rl_decoder* decoder, const char* isa,
 extern "C" void rl_model_free(rl_model* model) { delete model; }
 extern "C" const char* rl_model_isa(const rl_model* model) { return model->kernels->name; }
 extern "C" int64_t rl_model_bytes(const rl_model* model) { return model->bytes(); }
+
+extern "C" int rl_expert_counts(const rl_model* model, int32_t layer, int64_t* out, int32_t num) {
+  if (layer < 0 || layer >= model->spec.num_layers) return fail("there is no layer " + std::to_string(layer));
+  const rl_layer& of = model->layers[size_t(layer)];
+  if (of.ffn_kind != RL_FFN_EXPERTS || of.experts.num != num)
+    return fail("layer " + std::to_string(layer) + " does not have " + std::to_string(num) + " experts");
+  const ExpertBuffers& x = model->experts;
+  std::copy_n(x.tokens.begin() + ptrdiff_t(size_t(layer) * x.most), num, out);
+  return 0;
+}
 
 extern "C" int rl_copy_block(rl_model* model, int32_t source, int32_t target) {
   const int blocks = model->spec.num_blocks;

@@ -31,6 +31,8 @@ struct ExpertBuffers {
   std::vector<float> share_of;    // [entry]
   std::vector<int32_t> first;     // [expert]: its first entry; one more for the end
   std::vector<int32_t> active;    // experts that a token chose, those with the most tokens first
+  std::vector<int64_t> tokens;    // [layer][most experts]: that chose the expert, since the model was made
+  size_t most = 0;                // experts of a layer
 };
 
 // A reason why the decoder's table cannot be what it is said to be; empty if it can. Nothing is read through it before this.

@@ -71,7 +71,7 @@ class Step {
   void begin_experts(const rl_layer& layer, Place& at);
   void end_experts(const rl_layer& layer, Place& at);
   void choose_experts(const rl_layer& layer, int row);
-  void order_by_expert(const rl_experts& e, int rows);
+  void order_by_expert(const rl_layer& layer, int rows);
   template <typename Fill, typename Work>
   void each_expert_run(const rl_experts& e, const rl_matrix& w, int units, Place& at, const Fill& fill, const Work& work);
 

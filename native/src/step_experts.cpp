@@ -17,7 +17,7 @@ void Step::begin_experts(const rl_layer& layer, Place& at) {
   ExpertBuffers& x = m_.experts;
   linear(e.router, residual_rows(layer.ffn_norm), x.logits.floats(), x.logits_stride, false, at);
   each(at.rows, at, [&](int row) { choose_experts(layer, row); });
-  each(1, at, [&](int) { order_by_expert(e, at.rows); });
+  each(1, at, [&](int) { order_by_expert(layer, at.rows); });
 
   float* row_memory = reinterpret_cast<float*>(scratch(at) + m_.normed_offset);
   auto token_row = [&](int entry) -> const float* {
@@ -79,14 +79,16 @@ void Step::choose_experts(const rl_layer& layer, int row) {
   route(layer.experts, x.logits.floats() + size_t(row) * x.logits_stride, &x.chosen[first], &x.shares[first]);
 }
 
-void Step::order_by_expert(const rl_experts& e, int rows) {
+void Step::order_by_expert(const rl_layer& layer, int rows) {
+  const rl_experts& e = layer.experts;
   ExpertBuffers& x = m_.experts;
   const int entries = rows * e.per_token;
   std::fill_n(x.first.begin(), e.num + 1, 0);
   for (int i = 0; i < entries; i++) x.first[size_t(x.chosen[size_t(i)]) + 1]++;
   x.active.clear();
+  int64_t* tokens = &x.tokens[size_t(&layer - spec_.layers) * x.most];
   for (int expert = 0; expert < e.num; expert++)
-    if (x.first[size_t(expert) + 1]) x.active.push_back(expert);
+    if (const int chosen = x.first[size_t(expert) + 1]) x.active.push_back(expert), tokens[expert] += chosen;
   std::stable_sort(x.active.begin(), x.active.end(), [&](int a, int b) { return x.first[size_t(a) + 1] > x.first[size_t(b) + 1]; });
   std::partial_sum(x.first.begin(), x.first.begin() + e.num + 1, x.first.begin());
   for (int i = 0; i < entries; i++) {  // `first` moves on to each expert's end, and back below

@@ -21,6 +21,7 @@ from ridgeline.server.ollama_api import endpoints as ollama_api
 from ridgeline.server.openai_api.bodies import (
     ChatChunk,
     ChatCompletion,
+    ExpertList,
     Health,
     ModelCard,
     ModelList,
@@ -133,6 +134,14 @@ ENDPOINTS = [
         "The engine's last steps, one JSON object per line, oldest first",
         query=health.StepsQuery,
         media_type="application/x-ndjson",
+    ),
+    Endpoint(
+        "GET",
+        "/debug/experts",
+        health.experts,
+        "Tokens by layer and expert of a mixture-of-experts model, since the engine started",
+        query=health.ExpertsQuery,
+        response=ExpertList,
     ),
 ]
 ENDPOINTS += batches.ENDPOINTS

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
+from contextlib import suppress
 from typing import Annotated
 
 import msgspec
@@ -11,17 +13,29 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 import ridgeline
+from ridgeline.engine.errors import EngineDied
 from ridgeline.server.batches.conversion import converted
 from ridgeline.server.errors import NotReady
 from ridgeline.server.front import Front, Model
 from ridgeline.server.http.body import About, Body
 from ridgeline.server.http.field_types import Name
-from ridgeline.server.openai_api.bodies import Health, ModelCard, ModelList, Readiness, Version, encode
+from ridgeline.server.openai_api.bodies import (
+    ExpertList,
+    ExpertTokens,
+    Health,
+    ModelCard,
+    ModelList,
+    Readiness,
+    Version,
+    encode,
+)
+from ridgeline.telemetry.expert_load import imbalance
 from ridgeline.telemetry.metrics import render_all
 from ridgeline.telemetry.stats import EngineStats
 from ridgeline.web import home
 
 _STARTED = int(time.time())
+EXPERTS_TIMEOUT_S = 1.0
 LINKS = (
     ("/docs", "every endpoint and field"),
     ("/openapi.json", "the same for programs"),
@@ -29,6 +43,10 @@ LINKS = (
     ("/ready", "whether a request would be computed now"),
     ("/metrics", "figures for Prometheus"),
 )
+
+
+class ExpertsQuery(Body, kw_only=True, frozen=True):
+    model: Annotated[Name | None, About("which engine's experts; default: the first model's")] = None
 
 
 class StepsQuery(Body, kw_only=True, frozen=True):
@@ -66,6 +84,10 @@ async def metrics(request: Request) -> Response:
     for model in Front.of(request).models:
         client = model.engine.client
         is_up = client is not None and not client.closed.is_set()
+        if client is not None and is_up and client.hello.counts_experts:
+            with suppress(TimeoutError, EngineDied):  # a busy engine: the figures of the last scrape stay
+                async with asyncio.timeout(EXPERTS_TIMEOUT_S):
+                    model.metrics.expert_load.observe(await client.count_experts())
         scrapes.append((model.metrics, client.stats if client else EngineStats(), is_up))
     body, content_type = render_all(scrapes)
     return Response(body, headers={"content-type": content_type})
@@ -92,6 +114,19 @@ async def steps(request: Request) -> Response:
         raise NotReady("the engine is not running")
     lines = [encode(record) for record in await client.dump_steps(query.since)]
     return Response(b"".join(line + b"\n" for line in lines), media_type="application/x-ndjson")
+
+
+async def experts(request: Request) -> Response:
+    """The tokens that chose each expert, by layer, since the engine started."""
+    query = converted(dict(request.query_params), ExpertsQuery)
+    client = Front.of(request).served(query.model).model.engine.client
+    if client is None:
+        raise NotReady("the engine is not running")
+    layers = [
+        ExpertTokens(layer, round(imbalance(tokens), 4), tokens)
+        for layer, tokens in (await client.count_experts()).items()
+    ]
+    return _json(ExpertList(data=layers))
 
 
 def _card(front: Front, model: Model, name: str) -> ModelCard:

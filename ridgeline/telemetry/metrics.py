@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 from itertools import accumulate
 from typing import TYPE_CHECKING, Any
 
+from ridgeline.telemetry.expert_load import ExpertLoad
 from ridgeline.telemetry.stats import EngineStats
 from ridgeline.telemetry.timing import TimingRecord
 
@@ -210,6 +211,7 @@ class ServerMetrics:
             for name, (doc, buckets) in HISTOGRAMS.items()
         }
         self._token_gaps = TokenGaps()
+        self.expert_load = ExpertLoad()
         self._success = labelled(
             Counter, "request_success", "Requests that ended, by reason", "finished_reason", "endpoint"
         )
@@ -321,6 +323,12 @@ class _EngineCollector:
         up.add_metric([model], float(self._metrics._engine_up))
         yield up
         yield self._metrics._token_gaps.family(model)
+        if self._metrics.expert_load.imbalance:
+            doc = "Tokens of a layer's busiest expert over the mean of its experts, since the last scrape"
+            family = GaugeMetricFamily(PREFIX + "expert_imbalance", doc, labels=["model_name", "layer"])
+            for layer, value in self._metrics.expert_load.imbalance.items():
+                family.add_metric([model, str(layer)], value)
+            yield family
         for name, (doc, read) in ENGINE_GAUGES.items():
             gauge = GaugeMetricFamily(PREFIX + name, doc, labels=["model_name"])
             gauge.add_metric([model], read(self._metrics._stats))

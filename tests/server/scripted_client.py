@@ -96,6 +96,9 @@ class ScriptedClient:
         steps = [StepRecord(number, 0.5, 10 * number, 1, 100, 0, 0, 0.25, 0.001) for number in (1, 2)]
         return [step for step in steps if step.step_id > since]
 
+    async def count_experts(self) -> dict[int, list[int]]:
+        return {1: [6, 2, 0, 0], 3: [2, 2, 2, 2]}
+
 
 class ScriptedRequest:
     """A script under way, putting its chunks into an inbox."""

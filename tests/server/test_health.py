@@ -1,12 +1,15 @@
-"""What operators ask: /health, /ready, /metrics, /version, /v1/models, /debug/steps, and CORS."""
+"""What operators ask: /health, /ready, /metrics, /version, /v1/models, /debug/steps, /debug/experts, and CORS."""
 
 from __future__ import annotations
 
+import asyncio
 import json
 
 import msgspec
+import pytest
 
 import ridgeline
+from ridgeline.server import health
 from ridgeline.server.config import ServerConfig
 from tests.server.scripted_client import MAX_CONTEXT
 from tests.server.stage import CHAT, Stage
@@ -61,6 +64,32 @@ async def test_steps_are_one_json_object_per_line(stage: Stage) -> None:
     assert [json.loads(line)["prefill_tokens"] for line in lines] == [10, 20]
     assert newer == lines[1:]
     assert (wrong.status_code, wrong.json()["error"]["param"]) == (400, "since")
+
+
+async def test_the_load_of_experts_is_counted_by_layer(stage: Stage) -> None:
+    stage.client.hello = msgspec.structs.replace(stage.client.hello, counts_experts=True)
+    async with stage.http() as http:
+        metrics = (await http.get("/metrics")).text
+        told = (await http.get("/debug/experts?model=alias")).json()
+    assert 'ridgeline:expert_imbalance{layer="1",model_name="m"} 3.0' in metrics
+    assert 'ridgeline:expert_imbalance{layer="3",model_name="m"} 1.0' in metrics
+    assert told["data"][0] == {"layer": 1, "imbalance": 3.0, "tokens": [6, 2, 0, 0]}
+
+
+async def test_an_engine_that_does_not_answer_leaves_the_metrics_served(
+    stage: Stage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def never() -> dict[int, list[int]]:
+        await asyncio.Event().wait()
+        raise AssertionError
+
+    stage.client.hello = msgspec.structs.replace(stage.client.hello, counts_experts=True)
+    monkeypatch.setattr(stage.client, "count_experts", never)
+    monkeypatch.setattr(health, "EXPERTS_TIMEOUT_S", 0.01)
+    async with stage.http() as http:
+        metrics = (await http.get("/metrics")).text
+    assert 'ridgeline:engine_up{model_name="m"} 1.0' in metrics
+    assert "expert_imbalance" not in metrics
 
 
 async def test_version(stage: Stage) -> None:

@@ -120,6 +120,7 @@ def test_every_promised_metric_is_exposed_and_documented_and_nothing_undocumente
     metrics.engine_started({"weights": 1.5}, {"kv": 1024})
     metrics.engine_restarted()
     metrics.stream_cut()
+    metrics.expert_load.observe({0: [3, 1]})
     body, content_type = metrics.render(EngineStats())
     assert content_type.startswith("text/plain")
     exposed = set(re.findall(r"^# TYPE ridgeline:(\S+)", body.decode(), flags=re.M))

@@ -22,12 +22,16 @@ from ridgeline.engine.errors import EngineDied, EngineError, InvalidRequest, Que
 from ridgeline.engine.link.messages import (
     FRAME_HEADER,
     Abort,
+    Answer,
+    CountExperts,
     DumpSteps,
     Embedded,
+    ExpertsCounted,
     Hello,
     Outputs,
     Ping,
     Pong,
+    Question,
     Refused,
     StepDump,
     Stop,
@@ -117,7 +121,7 @@ class AsyncClient:
         self._writer = writer
         self._requests: dict[str, OpenRequest] = {}
         self._embeddings: dict[str, OpenEmbedding] = {}
-        self._answers: dict[int, asyncio.Future[Pong | StepDump]] = {}
+        self._answers: dict[int, asyncio.Future[Answer]] = {}
         self._serials = itertools.count()
         self._end_reason = "the engine process ended unexpectedly"
         self.closed = asyncio.Event()
@@ -282,8 +286,6 @@ class AsyncClient:
         finally:
             del self._embeddings[opened.request_id]
 
-    # ---- asking about the engine ----
-
     async def ping(self) -> EngineStats:
         """Answered by the engine's loop between two steps: an answer means progress."""
         answer = await self._ask(Ping(next(self._serials)))
@@ -295,6 +297,12 @@ class AsyncClient:
         answer = await self._ask(DumpSteps(next(self._serials), since))
         assert isinstance(answer, StepDump)
         return answer.steps
+
+    async def count_experts(self) -> dict[int, list[int]]:
+        """For each layer with experts, the tokens that chose each of them since the engine started."""
+        answer = await self._ask(CountExperts(next(self._serials)))
+        assert isinstance(answer, ExpertsCounted)
+        return answer.tokens
 
     def stop_engine(self) -> None:
         """Tell the engine to stop and exit. Open requests then end with that reason."""
@@ -319,10 +327,10 @@ class AsyncClient:
     def open_requests(self) -> int:
         return len(self._requests) + len(self._embeddings)
 
-    async def _ask(self, question: Ping | DumpSteps) -> Pong | StepDump:
+    async def _ask(self, question: Question) -> Answer:
         if self.closed.is_set():
             raise EngineDied("the engine is not running")
-        answer: asyncio.Future[Pong | StepDump] = asyncio.get_running_loop().create_future()
+        answer: asyncio.Future[Answer] = asyncio.get_running_loop().create_future()
         self._answers[question.id] = answer
         self._send(question)
         try:
@@ -368,10 +376,10 @@ class AsyncClient:
             case Pong(id, stats):
                 self.stats = stats
                 self._answer(id, message)
-            case StepDump(id, _):
+            case StepDump(id, _) | ExpertsCounted(id, _):
                 self._answer(id, message)
 
-    def _answer(self, id: int, message: Pong | StepDump) -> None:
+    def _answer(self, id: int, message: Answer) -> None:
         future = self._answers.get(id)
         if future is not None and not future.done():
             future.set_result(message)

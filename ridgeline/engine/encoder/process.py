@@ -13,9 +13,11 @@ from ridgeline.engine.encoder.core import EncodedRows
 from ridgeline.engine.errors import InvalidRequest, QueueFull
 from ridgeline.engine.link.messages import (
     Abort,
+    CountExperts,
     DumpSteps,
     Embed,
     Embedded,
+    ExpertsCounted,
     Hello,
     Ping,
     Pong,
@@ -73,6 +75,8 @@ class EncoderLoop:
                 self._socket.send(connection, Pong(id, self._core.stats()))
             case DumpSteps(id, since):
                 self._socket.send(connection, StepDump(id, self._core.steps.dump(since)))
+            case CountExperts(id):
+                self._socket.send(connection, ExpertsCounted(id, {}))
             case Stop():
                 self._stopping = True
             case Opened():

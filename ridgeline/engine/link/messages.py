@@ -63,11 +63,17 @@ class DumpSteps(msgspec.Struct, frozen=True, tag=True):
     since: int = -1
 
 
+class CountExperts(msgspec.Struct, frozen=True, tag=True):
+    """Front → engine: answered by ExpertsCounted."""
+
+    id: int
+
+
 class Stop(msgspec.Struct, frozen=True, tag=True):
     """Front → engine: stop the loop and exit with status 0."""
 
 
-ToEngine = Submit | Embed | Abort | Ping | DumpSteps | Stop
+ToEngine = Submit | Embed | Abort | Ping | DumpSteps | CountExperts | Stop
 
 
 class Hello(msgspec.Struct, frozen=True, tag=True):
@@ -89,6 +95,7 @@ class Hello(msgspec.Struct, frozen=True, tag=True):
     vector_size: int = 0  # encoders only
     sampling: SamplingDefaults = NO_DEFAULTS  # for requests that do not set them
     scores_pairs: bool = False  # a cross-encoder: trained to score pairs of texts
+    counts_experts: bool = False  # the model has routed experts, and the backend counts their tokens
 
 
 class Outputs(msgspec.Struct, frozen=True, tag=True):
@@ -129,7 +136,16 @@ class StepDump(msgspec.Struct, frozen=True, tag=True):
     steps: list[StepRecord]
 
 
-ToFront = Hello | Outputs | Embedded | Refused | Pong | StepDump
+class ExpertsCounted(msgspec.Struct, frozen=True, tag=True):
+    """Engine → front: for each layer with experts, the tokens that chose each of them since the start."""
+
+    id: int
+    tokens: dict[int, list[int]]
+
+
+Question = Ping | DumpSteps | CountExperts
+Answer = Pong | StepDump | ExpertsCounted
+ToFront = Hello | Outputs | Embedded | Refused | Pong | StepDump | ExpertsCounted
 
 
 def refusal(request_id: str, error: EngineError) -> Refused:

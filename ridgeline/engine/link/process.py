@@ -25,8 +25,10 @@ from ridgeline.engine.config import EngineConfig
 from ridgeline.engine.errors import EXIT_CANNOT_START, EngineError, InvalidRequest, QueueFull
 from ridgeline.engine.link.messages import (
     Abort,
+    CountExperts,
     DumpSteps,
     Embed,
+    ExpertsCounted,
     Hello,
     Outputs,
     Ping,
@@ -108,6 +110,8 @@ class EngineLoop:
                 self._socket.send(connection, Pong(id, self._core.stats()))
             case DumpSteps(id, since):
                 self._socket.send(connection, StepDump(id, self._core.steps.dump(since)))
+            case CountExperts(id):
+                self._socket.send(connection, ExpertsCounted(id, self._core.expert_counts()))
             case Stop():
                 self._stopping = True
             case Opened():
@@ -163,6 +167,7 @@ class EngineLoop:
             limits=built.limits,
             notes=built.notes,
             sampling=built.sampling,
+            counts_experts=bool(self._core.expert_counts()),
         )
 
 

@@ -20,7 +20,7 @@ from ridgeline.engine.plan.intake import refuse_unservable
 from ridgeline.engine.plan.request import FinishReason, Request, SeqState
 from ridgeline.engine.plan.scheduler import Scheduler
 from ridgeline.engine.plan.step import RowResult, SeqDelta, StepPlan, StepResult, StepRow
-from ridgeline.engine.run.runner import DeviceRunner, Runner
+from ridgeline.engine.run.runner import CountsExperts, DeviceRunner, Runner
 from ridgeline.telemetry.stats import EngineStats, StepRecord
 from ridgeline.telemetry.step_ring import StepRing
 
@@ -62,6 +62,7 @@ class EngineCore:
         self._grammar_queue = GrammarQueue()  # requests whose grammar is being compiled
         self._device = runner if isinstance(runner, DeviceRunner) else None
         self._flights: deque[StepInFlight] = deque()  # launched, not yet collected
+        self._counted_before: dict[int, list[int]] = {}  # tokens of the warm-up, by layer and expert
         most = self._device.lookahead if self._device else 0
         scheduler.lookahead = most if lookahead is None else min(lookahead, most)
 
@@ -199,6 +200,20 @@ class EngineCore:
         return (
             replace(stats, waiting=stats.waiting + len(self._grammar_queue)) if self._grammar_queue else stats
         )
+
+    def expert_counts(self) -> dict[int, list[int]]:
+        """Tokens that chose each expert since the warm-up, by layer; empty without experts."""
+        counts = self.runner.expert_counts() if isinstance(self.runner, CountsExperts) else {}
+        before = self._counted_before
+        return {
+            layer: [now - then for now, then in zip(tokens, before.get(layer, [0] * len(tokens)), strict=True)]
+            for layer, tokens in counts.items()
+        }
+
+    def start_counting_experts(self) -> None:
+        """Leave out what the runner has counted so far."""
+        self._counted_before = {}
+        self._counted_before = self.expert_counts()
 
     # ── the parts of a step ──────────────────────────────────────────────────────────────────────────────
 

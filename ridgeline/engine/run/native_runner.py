@@ -52,6 +52,9 @@ class NativeRunner:
         out = self._logits if wanted <= len(self._logits) else None  # prompt logprobs need many rows, once
         return step_result(self._sampler, plan.rows, self.decoder.execute(*arrays, out))
 
+    def expert_counts(self) -> dict[int, list[int]]:
+        return self.decoder.expert_counts()
+
 
 def step_arrays(rows: list[StepRow]) -> StepArrays:
     # Lists up to here: after a forward pass the caches are cold, and each numpy call costs 20 µs.

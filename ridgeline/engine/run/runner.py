@@ -30,6 +30,18 @@ class Runner(Protocol):
 
 
 @runtime_checkable
+class CountsExperts(Protocol):
+    """A backend that counts the experts its tokens choose."""
+
+    def expert_counts(self) -> dict[int, list[int]]:
+        """For each layer with experts, the tokens that chose each of them; empty without experts.
+
+        Called a few times a minute, between steps; a step that runs on the device may be counted in part.
+        """
+        ...
+
+
+@runtime_checkable
 class DeviceRunner(Runner, Protocol):
     """A backend whose device computes while the host plans the next step."""
 

@@ -27,6 +27,9 @@ class TorchRunner:
             logits = self.decoder.forward(inputs, self._kv_cache)
         return step_result(self._sampler, plan.rows, logits.numpy())
 
+    def expert_counts(self) -> dict[int, list[int]]:
+        return self.decoder.expert_counts()
+
     def _copy_blocks(self, plan: StepPlan) -> None:
         if not plan.copies:
             return

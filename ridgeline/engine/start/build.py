@@ -116,6 +116,7 @@ def build_engine(
             loaded.before_first_step()
     with budget.stage("warm-up"):
         _warm_up(core, plan)
+        core.start_counting_experts()
     with budget.stage("limits"):
         limits = backend.limits().as_dict()
     budget.bytes["weights"] = loaded.weights_bytes

@@ -61,6 +61,11 @@ class Decoder:
             x = layer.forward(x, kv, context)
         return self._logits(x[inputs.logit_rows])
 
+    def expert_counts(self) -> dict[int, list[int]]:
+        """For each layer with experts, the tokens that chose each of them."""
+        parts = {number: layer.experts for number, layer in enumerate(self._layers)}
+        return {number: part.tokens.tolist() for number, part in parts.items() if part is not None}
+
     def _logits(self, x: Tensor) -> Tensor:
         normed = self._final_norm(x)
         logits = self.ops.linear(normed, self.weights.lm_head, self.weights.lm_head_bias).float()

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from ridgeline.models.errors import UnsupportedModel
-from ridgeline.models.spec.ffn import Dense, Experts, Ffn
+from ridgeline.models.spec.ffn import Dense, Experts
 from ridgeline.models.spec.layer_spec import LayerSpec
 from ridgeline.models.spec.mixers import Attention, QueryScale
 from ridgeline.models.spec.model_spec import ModelSpec, NormSpec
@@ -49,7 +49,8 @@ class Layer:
         self._post_attn_norm = build_norm(ops, norm, w.post_attn_norm, w.post_attn_norm_bias)
         self._post_ffn_norm = build_norm(ops, norm, w.post_ffn_norm, w.post_ffn_norm_bias)
         self._attention = AttentionPart(layer.mixer, w, ops, norm)
-        self._ffn = build_ffn(layer.ffn, w, ops)
+        self.experts = ExpertsPart(layer.ffn, w, ops) if isinstance(layer.ffn, Experts) else None
+        self._ffn = self.experts.forward if self.experts is not None else build_dense(layer.ffn, w, ops)
 
     def forward(self, x: Tensor, kv: Tensor, context: StepContext) -> Tensor:
         normed = self._attn_norm(x)
@@ -122,13 +123,7 @@ def query_scales(positions: Tensor, scale: QueryScale) -> Tensor:
     return 1 + scale.weight * torch.log1p(torch.floor((positions.float() + 1) / scale.every))
 
 
-def build_ffn(ffn: Ffn, weights: LayerWeights, ops: Backend) -> Part:
-    if isinstance(ffn, Dense):
-        return _dense(ffn, weights, ops)
-    return ExpertsPart(ffn, weights, ops).forward
-
-
-def _dense(ffn: Dense, weights: LayerWeights, ops: Backend) -> Part:
+def build_dense(ffn: Dense, weights: LayerWeights, ops: Backend) -> Part:
     w, down = weights, there(weights.down)
     if ffn.gated:
         gate_up = there(w.gate_up)
@@ -142,6 +137,7 @@ class ExpertsPart:
 
     def __init__(self, ffn: Experts, weights: LayerWeights, ops: Backend) -> None:
         self._ffn, self._weights, self._ops = ffn, weights, ops
+        self.tokens = torch.zeros(ffn.num, dtype=torch.int64, device=there(weights.router).device)  # by expert
 
     def forward(self, x: Tensor) -> Tensor:
         ffn, w, ops, router = self._ffn, self._weights, self._ops, self._ffn.router
@@ -156,6 +152,7 @@ class ExpertsPart:
             top_groups=router.top_groups,
             margin=router.margin,
         )
+        self.tokens += torch.bincount(chosen.view(-1), minlength=ffn.num)
         out = ops.experts(
             x,
             chosen,

@@ -137,6 +137,17 @@ class NativeDecoder:
         """Copies one KV block of every layer."""
         call("rl_copy_block", self._open(), source, target)
 
+    def expert_counts(self) -> dict[int, list[int]]:
+        """For each layer with experts, the tokens that chose each of them."""
+        counts: dict[int, list[int]] = {}
+        for number, layer in enumerate(self.table.layers):
+            if layer.experts is None or not hasattr(self._library, "rl_expert_counts"):
+                continue
+            tokens = np.empty(layer.experts.num, np.int64)
+            call("rl_expert_counts", self._open(), number, tokens.ctypes.data, len(tokens))
+            counts[number] = tokens.tolist()
+        return counts
+
     def close(self) -> None:
         if self._handle:
             self._library.rl_model_free(self._handle)

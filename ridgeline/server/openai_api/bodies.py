@@ -221,6 +221,19 @@ class Version(msgspec.Struct, frozen=True):
     version: str
 
 
+class ExpertTokens(msgspec.Struct, frozen=True):
+    """One layer: the tokens that chose each expert; imbalance: of the busiest expert over the mean."""
+
+    layer: int
+    imbalance: float
+    tokens: list[int]
+
+
+class ExpertList(msgspec.Struct, frozen=True, kw_only=True):
+    object: str = "list"
+    data: list[ExpertTokens]
+
+
 Event = ChatChunk | TextCompletion
 DONE = b"data: [DONE]\n\n"
 

@@ -1,0 +1,71 @@
+"""The engine counts the tokens that choose each expert: all of them, none of the warm-up, alike on each backend."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from ridgeline.engine.config import EngineConfig
+from ridgeline.engine.plan.request import Request, SamplingParams
+from ridgeline.engine.run.core import EngineCore
+from ridgeline.engine.start.build import build_engine
+from ridgeline.models.spec.ffn import Experts
+from ridgeline.models.spec.model_spec import ModelSpec
+from ridgeline.models.spec.read_spec import read_spec
+from ridgeline.ops.cpu import interface
+from tests.models.tiny_checkpoints import tiny_model
+
+PROMPTS = ([5, 9, 7, 30, 11], [8] * 20, [40])
+OUTPUT_TOKENS = 6
+FLOATS = {"weights": "float32", "kv_dtype": "float32", "kv_tokens": 1024, "threads": 1}
+
+
+def counts_of(path: Path, backend: str) -> dict[int, list[int]]:
+    if backend == "native" and not hasattr(interface.load(), "rl_expert_counts"):
+        pytest.skip("the native library was built before it counted experts: make native")
+    built = build_engine(EngineConfig(model=str(path), backend=backend, **FLOATS), path)
+    core = built.core
+    assert all(sum(tokens) == 0 for tokens in core.expert_counts().values()), "the warm-up is not counted"
+    serve(core)
+    return core.expert_counts()
+
+
+def serve(core: EngineCore) -> None:
+    greedy = SamplingParams(temperature=0.0, max_tokens=OUTPUT_TOKENS, ignore_eos=True)
+    for number, prompt in enumerate(PROMPTS):
+        core.add(Request(str(number), list(prompt), greedy))
+    while core.has_work:
+        core.step()
+
+
+def computed_tokens() -> int:
+    """The last output token of a sequence is never computed."""
+    return sum(len(prompt) + OUTPUT_TOKENS - 1 for prompt in PROMPTS)
+
+
+def expert_layers(spec: ModelSpec) -> dict[int, Experts]:
+    return {number: layer.ffn for number, layer in enumerate(spec.layers) if isinstance(layer.ffn, Experts)}
+
+
+@pytest.mark.parametrize("backend", ["torch", "native"])
+@pytest.mark.parametrize("family", ["mixtral", "qwen2-moe"])
+def test_every_token_of_every_layer_is_counted_once_per_chosen_expert(
+    family: str, backend: str, tmp_path: Path, weights_are_not_kept: None
+) -> None:
+    tiny_model(family).save_pretrained(tmp_path)
+    counts, layers = counts_of(tmp_path, backend), expert_layers(read_spec(tmp_path))
+    assert counts.keys() == layers.keys()
+    for number, ffn in layers.items():
+        assert len(counts[number]) == ffn.num
+        assert sum(counts[number]) == computed_tokens() * ffn.per_token
+
+
+def test_the_backends_count_alike(tmp_path: Path, weights_are_not_kept: None) -> None:
+    tiny_model("mixtral").save_pretrained(tmp_path)
+    assert counts_of(tmp_path, "torch") == counts_of(tmp_path, "native")
+
+
+def test_a_dense_model_has_no_counts(tmp_path: Path, weights_are_not_kept: None) -> None:
+    tiny_model("llama").save_pretrained(tmp_path)
+    assert counts_of(tmp_path, "torch") == {}
