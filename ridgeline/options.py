@@ -75,7 +75,9 @@ def by_name(config: type, values: Mapping[str, Any], where: str = "") -> dict[st
     for option in options_of(config):
         if option.alias and option.alias in named:
             if option.name in named:
-                raise OptionError(f"{where}{option.alias} and {option.name} are one setting; give one of them")
+                raise OptionError(
+                    f"{where}{option.alias} and {option.name} are one setting; give one of them"
+                )
             named[option.name] = named.pop(option.alias)
     return named
 

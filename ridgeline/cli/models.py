@@ -213,7 +213,9 @@ def run_support(args: argparse.Namespace) -> int:
 def support_row(row: FamilySupport) -> list[str]:
     from ridgeline.models.support import BACKENDS
 
-    cells = ["no" if backend in row.refusals else "part" * (backend in row.limits) or "yes" for backend in BACKENDS]
+    cells = [
+        "no" if backend in row.refusals else "part" * (backend in row.limits) or "yes" for backend in BACKENDS
+    ]
     reasons = [f"{backend}: {words}" for backend, words in {**row.refusals, **row.limits}.items()]
     return [row.family.name, row.family.gguf_architecture or "–", *cells, " | ".join(reasons)]
 

@@ -117,7 +117,7 @@ def format_support() -> list[FormatSupport]:
     known = {name for name in BYTES_PER_PARAMETER if not name.startswith("gguf:")} - set(types)
     served = set(SERVED_FORMATS)
     for name in sorted(known | served - set(types)):
-        computed = dict.fromkeys(BACKENDS, "expanded") if name in served else dict.fromkeys(BACKENDS)
+        computed: dict[Backend, str | None] = dict.fromkeys(BACKENDS, "expanded" if name in served else None)
         rows.append(FormatSupport("safetensors", name, computed))
     return rows
 

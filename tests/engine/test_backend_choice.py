@@ -62,7 +62,10 @@ def test_torch_is_chosen_when_it_is_asked_for(spec):
 
 @pytest.mark.parametrize(
     ("settings", "flag"),
-    [({"weights": "float16"}, "--weights float16 is for the torch and cuda"), ({"block_size": 8}, "--block-size 8")],
+    [
+        ({"weights": "float16"}, "--weights float16 is for the torch and cuda"),
+        ({"block_size": 8}, "--block-size 8"),
+    ],
 )
 def test_a_setting_of_torchs_chooses_torch_and_is_named(spec, settings, flag):
     choice = choose_backend(EngineConfig(**settings), spec)

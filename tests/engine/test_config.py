@@ -45,12 +45,21 @@ def test_every_number_is_bounded():
 @pytest.mark.parametrize(
     ("settings", "flag"),
     [
-        ({"backend": "native", "weights": "float16"}, "use --weights float32, bfloat16, int8, int8-channel or int4"),
+        (
+            {"backend": "native", "weights": "float16"},
+            "use --weights float32, bfloat16, int8, int8-channel or int4",
+        ),
         ({"backend": "native", "block_size": 32}, "--block-size 32"),
-        ({"backend": "torch", "weights": "int8"}, "--weights int8 .*use --weights float32, bfloat16 or float16"),
+        (
+            {"backend": "torch", "weights": "int8"},
+            "--weights int8 .*use --weights float32, bfloat16 or float16",
+        ),
         ({"backend": "torch", "kv_dtype": "int8"}, "--kv-dtype int8"),
         ({"backend": "torch", "deterministic": True}, "--deterministic"),
-        ({"load_format": "dummy", "weights": "int4"}, "--weights int4 is for the native backend and --load-format"),
+        (
+            {"load_format": "dummy", "weights": "int4"},
+            "--weights int4 is for the native backend and --load-format",
+        ),
         ({"backend": "cuda", "weights": "int8"}, "--weights int8 is for the native backend"),
         ({"backend": "cuda", "kv_dtype": "int8"}, "--kv-dtype int8 is for the native backend"),
         ({"backend": "cuda", "block_size": 32}, "--block-size 32 .* blocks of 16 tokens"),

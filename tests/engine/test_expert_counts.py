@@ -1,4 +1,4 @@
-"""The engine counts the tokens that choose each expert: all of them, none of the warm-up, alike on each backend."""
+"""The engine counts the tokens that choose each expert: all but the warm-up, alike on each backend."""
 
 from __future__ import annotations
 

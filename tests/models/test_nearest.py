@@ -1,4 +1,4 @@
-"""A refused config.json is compared with every family; the edit that would serve it is offered only if safe."""
+"""A refused config.json is compared with every family; an edit that would serve it is offered if safe."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from ridgeline.models.errors import UnsupportedModel
-from ridgeline.models.spec.nearest import nearest_to_config
+from ridgeline.models.nearest import nearest_to_config
 from ridgeline.models.spec.read_spec import read_spec
 from tests.models.test_spec_hf import LLAMA, without
 
@@ -51,9 +51,13 @@ def test_a_feature_without_a_family_is_named_with_the_nearest(tmp_path: Path) ->
     assert "The nearest supported family is qwen" in said
 
 
-def test_a_known_family_with_an_unknown_feature_is_supported_without_it(tmp_path: Path) -> None:
+def test_a_known_family_with_a_feature_that_it_does_not_have_is_named(tmp_path: Path) -> None:
     said = refused(tmp_path, {**LLAMA, "alibi": True})
-    assert "llama with ALiBi positions (alibi = true) is not supported. llama without it is supported" in said
+    assert (
+        "llama with ALiBi positions (alibi = true) is not supported. Other models of the family llama" in said
+    )
+    said = refused(tmp_path, {**LLAMA, "no_rope_layer_interval": 4})
+    assert "Other models of the family llama are supported; smollm3 reads all of its keys" in said
 
 
 @pytest.mark.parametrize(
@@ -63,7 +67,7 @@ def test_a_known_family_with_an_unknown_feature_is_supported_without_it(tmp_path
         ({**FOO, **EXPERTS}, "qwen3_moe"),
         ({**without(FOO, "hidden_act"), "hidden_activation": "gelu_pytorch_tanh", "sliding_window": 64,
           "query_pre_attn_scalar": 8, "attn_logit_softcapping": 50.0}, "gemma2"),
-        ({"model_type": "foo", "text_config": without(FOO, "model_type"), "vision_config": {"depth": 2}}, "llama"),
+        ({"model_type": "qwen3_vl", "text_config": {**FOO, "model_type": "qwen3_vl_text"}}, "qwen3"),
         ({**FOO, "num_local_experts": 8, "num_experts_per_tok": 2}, "mixtral"),
     ],
 )  # fmt: skip

@@ -12,6 +12,7 @@ import pytest
 from ridgeline.models.errors import BrokenModel, UnsupportedModel
 from ridgeline.models.files.gguf import GgufFile
 from ridgeline.models.spec.model_spec import ModelSpec
+from ridgeline.models.spec.read_spec import read_spec
 from ridgeline.models.spec.readers.gguf_config import spec_from_gguf
 from ridgeline.models.spec.rope import RopeScaling, RopeSpec
 from tests.models.tiny_checkpoints import add_value
@@ -287,7 +288,7 @@ def test_an_unknown_architecture_is_refused_with_the_nearest_one(
     tmp_path: Path, more: dict[str, Any], advice: str
 ) -> None:
     with pytest.raises(UnsupportedModel, match="'lama' is not supported") as refusal:
-        read(tmp_path, "lama", KEYS, {**tensors(), **more})
+        read_spec(write(tmp_path / "tiny.F16.gguf", "lama", KEYS, {**tensors(), **more}).path)
     assert advice in str(refusal.value)
 
 

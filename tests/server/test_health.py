@@ -1,4 +1,4 @@
-"""What operators ask: /health, /ready, /metrics, /version, /v1/models, /debug/steps, /debug/experts, and CORS."""
+"""What operators ask: /health, /ready, /metrics, /version, /v1/models, /debug/…, and CORS."""
 
 from __future__ import annotations
 

@@ -371,13 +371,12 @@ def memory_read(bytes_per_s: float) -> Finding:
 def check_bfloat16(measured: measure.Measured, float32_flops_per_s: float) -> Finding:
     rate = measured.values.get("bfloat16_flops_per_s")
     if rate is None:
-        advice = f"keep --backend torch at --weights float32, or set {measure.ISA_VARIABLE} lower before torch is imported"
+        advice = f"keep --weights float32, or set {measure.ISA_VARIABLE} lower before torch is imported"
         return Finding("missing", "bfloat16", measured.failure, advice)
     value = f"{rate / 1e9:.0f} GFLOP/s"
     if rate < float32_flops_per_s:
-        return Finding(
-            "slow", "bfloat16", value, "slower than float32 here: leave --backend torch at --weights float32"
-        )
+        advice = "slower than float32 here: keep --backend torch at --weights float32"
+        return Finding("slow", "bfloat16", value, advice)
     return Finding("ok", "bfloat16", value)
 
 

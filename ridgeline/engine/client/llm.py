@@ -37,7 +37,7 @@ Message = dict[str, Any]
 
 
 class LLM:
-    """Load a model and generate. `options` are the fields of EngineConfig (weights, kv_tokens, threads, …)."""
+    """Load a model and generate. `options` are the fields of EngineConfig (weights, kv_tokens, …)."""
 
     def __init__(self, model: str = "smollm2-135m", **options: Any) -> None:
         from ridgeline.models.text.tokenizer import Tokenizer  # it also imports the chat templates' library

@@ -206,7 +206,9 @@ class EngineCore:
         counts = self.runner.expert_counts() if isinstance(self.runner, CountsExperts) else {}
         before = self._counted_before
         return {
-            layer: [now - then for now, then in zip(tokens, before.get(layer, [0] * len(tokens)), strict=True)]
+            layer: [
+                now - then for now, then in zip(tokens, before.get(layer, [0] * len(tokens)), strict=True)
+            ]
             for layer, tokens in counts.items()
         }
 

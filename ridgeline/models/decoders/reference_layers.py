@@ -49,8 +49,12 @@ class Layer:
         self._post_attn_norm = build_norm(ops, norm, w.post_attn_norm, w.post_attn_norm_bias)
         self._post_ffn_norm = build_norm(ops, norm, w.post_ffn_norm, w.post_ffn_norm_bias)
         self._attention = AttentionPart(layer.mixer, w, ops, norm)
-        self.experts = ExpertsPart(layer.ffn, w, ops) if isinstance(layer.ffn, Experts) else None
-        self._ffn = self.experts.forward if self.experts is not None else build_dense(layer.ffn, w, ops)
+        self.experts: ExpertsPart | None = None
+        if isinstance(layer.ffn, Dense):
+            self._ffn = dense_part(layer.ffn, w, ops)
+        else:
+            self.experts = ExpertsPart(layer.ffn, w, ops)
+            self._ffn = self.experts.forward
 
     def forward(self, x: Tensor, kv: Tensor, context: StepContext) -> Tensor:
         normed = self._attn_norm(x)
@@ -123,7 +127,7 @@ def query_scales(positions: Tensor, scale: QueryScale) -> Tensor:
     return 1 + scale.weight * torch.log1p(torch.floor((positions.float() + 1) / scale.every))
 
 
-def build_dense(ffn: Dense, weights: LayerWeights, ops: Backend) -> Part:
+def dense_part(ffn: Dense, weights: LayerWeights, ops: Backend) -> Part:
     w, down = weights, there(weights.down)
     if ffn.gated:
         gate_up = there(w.gate_up)
@@ -137,7 +141,7 @@ class ExpertsPart:
 
     def __init__(self, ffn: Experts, weights: LayerWeights, ops: Backend) -> None:
         self._ffn, self._weights, self._ops = ffn, weights, ops
-        self.tokens = torch.zeros(ffn.num, dtype=torch.int64, device=there(weights.router).device)  # by expert
+        self.tokens = torch.zeros(ffn.num, dtype=torch.int64)  # that chose each expert so far
 
     def forward(self, x: Tensor) -> Tensor:
         ffn, w, ops, router = self._ffn, self._weights, self._ops, self._ffn.router
@@ -152,7 +156,7 @@ class ExpertsPart:
             top_groups=router.top_groups,
             margin=router.margin,
         )
-        self.tokens += torch.bincount(chosen.view(-1), minlength=ffn.num)
+        self.tokens += torch.bincount(chosen.reshape(-1), minlength=ffn.num).cpu()
         out = ops.experts(
             x,
             chosen,

@@ -71,7 +71,7 @@ def check_servable(spec: ModelSpec) -> None:
     if not (is_plain(spec.weight_format) or spec.weight_format in read):
         raise UnsupportedModel(
             f"{spec.name}: weights quantized as {spec.weight_format} are not supported yet; use its original "
-            f"{spec.family} checkpoint (on a CPU --weights int8 or int4 makes it smaller) or a GGUF file of it"
+            f"{spec.family} checkpoint (on a CPU --weights int8 or int4 makes it smaller) or a GGUF file"
         )
 
 

@@ -14,9 +14,9 @@ from ridgeline.models.files.config_values import read_json_object
 from ridgeline.models.files.conversion import pickle_refusal
 from ridgeline.models.files.gguf import GgufFile
 from ridgeline.models.files.registry import refuse_pickles_alone
+from ridgeline.models.nearest import config_advice, gguf_advice
 from ridgeline.models.spec.families import BY_GGUF_ARCHITECTURE
 from ridgeline.models.spec.model_spec import ModelSpec
-from ridgeline.models.spec.nearest import config_advice, gguf_advice
 from ridgeline.models.spec.readers.encoder_config import is_encoder
 from ridgeline.models.spec.readers.end_tokens import hf_end_id
 from ridgeline.models.spec.readers.gguf_config import spec_from_gguf

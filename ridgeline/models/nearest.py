@@ -6,7 +6,7 @@ GGUF tensors with every family of the table. Reads no weights.
 
 from __future__ import annotations
 
-import difflib
+import itertools
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -31,7 +31,10 @@ from ridgeline.models.spec.readers.hf_features import (
 )
 
 LISTED = "`ridgeline models support` lists the families"
-UNREADABLE = 4  # keys that a family does not read weigh 1 each; a config that it cannot read weighs this much
+# A feature or key that a family does not have counts 1. A config that it cannot read counts this, experts in
+# a dense family (or none in one that has them) this, and a name of the same line is worth this.
+UNREADABLE, EXPERTS, SAME_LINE = 4, 2, 2
+SIMILAR = 0.6  # share of a family's name that another name begins with, if both are of one line
 SHOWN_KEYS = 6
 
 
@@ -43,10 +46,17 @@ class Nearest:
     features: tuple[str, ...] = ()  # parts of the computation that the family does not have, in words
     keys: tuple[str, ...] = ()  # config.json keys, or tensors of a layer, that it does not read
     unreadable: bool = False  # a key that the family needs is missing, or has a value that it refuses
+    other_ffn: bool = False  # one has routed experts, the other does not
 
     @property
     def distance(self) -> int:
-        return len(self.features) + len(self.keys) + UNREADABLE * self.unreadable
+        parts = len(self.features) + len(self.keys)
+        return parts + UNREADABLE * self.unreadable + EXPERTS * self.other_ffn
+
+    def distance_from(self, name: str) -> float:
+        """To a model whose family has this name."""
+        known = self.family.name if self.family.gguf_architecture is None else self.family.gguf_architecture
+        return self.distance - SAME_LINE * max(_likeness(self.family.name, name), _likeness(known, name))
 
 
 # ---- config.json ----
@@ -54,25 +64,30 @@ class Nearest:
 
 def config_advice(config: Mapping[str, Any]) -> str:
     """What to do about a config.json that was refused."""
-    near = nearest_to_config(config)
-    family, model_type = near.family.name, str(config.get("model_type"))
+    model_type = str(config.get("model_type"))
     if model_type in BY_MODEL_TYPE:
-        relative = f"; {family} reads all of its keys" if near.distance == 0 else ""
-        return f"{BY_MODEL_TYPE[model_type].name} without it is supported{relative}. {LISTED}"
-    if near.distance == 0:
+        own = BY_MODEL_TYPE[model_type]
+        readers = [one.family.name for one in _all_compared(config) if one.distance == 0]
+        relative = f"; {readers[0]} reads all of its keys" if readers and own.name not in readers else ""
+        return f"Other models of the family {own.name} are supported{relative}. {LISTED}"
+    near = nearest_to_config(config)
+    if near.distance == 0 and TEXT_CONFIG not in config:
         return f"{_same_keys(config, near.family)}. {LISTED}"
-    said = f"The nearest supported family is {family}"
+    said = f"The nearest supported family is {near.family.name}"
     if near.keys:
         said += f", which does not read {_listed(near.keys)}"
     return f"{said}. {LISTED}"
 
 
 def nearest_to_config(config: Mapping[str, Any]) -> Nearest:
-    """The family that reads most of this config; among equals, the one with the most similar name."""
+    """The family that reads most of this config; a name of the same line counts as well."""
+    name = str(_language_model(config).get("model_type") or config.get("model_type"))
+    return min(_all_compared(config), key=lambda near: near.distance_from(name))
+
+
+def _all_compared(config: Mapping[str, Any]) -> list[Nearest]:
     text = _language_model(config)
-    model_type = str(text.get("model_type") or config.get("model_type"))
-    found = [_compared(text, family) for family in FAMILIES.values()]
-    return min(found, key=lambda near: (near.distance, -_likeness(near.family.name, model_type)))
+    return [_compared(text, family) for family in FAMILIES.values()]
 
 
 def _same_keys(config: Mapping[str, Any], family: Family) -> str:
@@ -89,25 +104,24 @@ def _same_keys(config: Mapping[str, Any], family: Family) -> str:
 
 
 def _compared(text: Mapping[str, Any], family: Family) -> Nearest:
-    features = unreadable_features(text, family.reads)
-    if experts := routed_experts(text):
-        features += [] if family.experts else [experts]
-    elif family.experts:
-        features.append("no routed experts")
+    features = tuple(unreadable_features(text, family.reads))
+    other_ffn = (routed_experts(text) is None) != (family.experts is None)
     kept = {key: value for key, value in text.items() if _is_kept(key, value, family)}
     values = ConfigValues(kept, "config.json", defaults=family.defaults, names=family.keys)
     try:
         read_values(values, family, "model", {})
     except ModelError:
-        return Nearest(family, tuple(features), unreadable=True)
-    return Nearest(family, tuple(features), tuple(unread_keys(values)))
+        return Nearest(family, features, unreadable=True, other_ffn=other_ffn)
+    return Nearest(family, features, tuple(unread_keys(values)), other_ffn=other_ffn)
 
 
 def _is_kept(key: str, value: Any, family: Family) -> bool:
     """Whether the family's reader gets this key. Features are counted before, so that they do not stop it."""
     if key == "layer_types":
         return isinstance(value, list) and set(map(str, value)) <= set(ORDINARY_LAYER_TYPES)
-    return key not in JUDGED_KEYS or key in family.reads or (family.experts is not None and key in EXPERT_KEYS)
+    return (
+        key not in JUDGED_KEYS or key in family.reads or (family.experts is not None and key in EXPERT_KEYS)
+    )
 
 
 def _language_model(config: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -137,10 +151,7 @@ def nearest_to_gguf(gguf: GgufFile) -> Nearest:
         _compared_tensors(first, family, gguf_names_of(family, gguf.tensors).layer.values())
         for family in BY_GGUF_ARCHITECTURE.values()
     ]
-    likeness = gguf.architecture
-    return min(
-        found, key=lambda near: (near.distance, -_likeness(str(near.family.gguf_architecture), likeness))
-    )
+    return min(found, key=lambda near: near.distance_from(gguf.architecture))
 
 
 def _compared_tensors(stored: set[str], family: Family, names: Any) -> Nearest:
@@ -161,7 +172,10 @@ def _compared_tensors(stored: set[str], family: Family, names: Any) -> Nearest:
 
 
 def _likeness(name: str, other: str) -> float:
-    return difflib.SequenceMatcher(None, name, other).ratio()
+    """The share of the name that the other one begins with; 0 if it is too small to mean anything."""
+    same = itertools.takewhile(lambda pair: pair[0] == pair[1], zip(name, other, strict=False))
+    share = len(list(same)) / len(name)
+    return share if share >= SIMILAR else 0.0
 
 
 def _listed(words: tuple[str, ...]) -> str:
