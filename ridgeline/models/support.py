@@ -111,18 +111,21 @@ class FormatSupport:
 
 
 def format_support() -> list[FormatSupport]:
+    """Formats that some families alone are read in are rows of their own; those that none is read in, too."""
     types = {"float32": "F32", "float16": "F16", "bfloat16": "BF16"}
-    rows = [_dense("safetensors", name, types[name]) for name in SERVED_FORMATS if name in types]
-    rows += [_dense("GGUF", name, name) for name, _, _ in TENSOR_TYPES.values()]
-    known = {name for name in BYTES_PER_PARAMETER if not name.startswith("gguf:")} - set(types)
-    served = set(SERVED_FORMATS)
-    for name in sorted(known | served - set(types)):
-        computed: dict[Backend, str | None] = dict.fromkeys(BACKENDS, "expanded" if name in served else None)
-        rows.append(FormatSupport("safetensors", name, computed))
+    rows = [_read("safetensors", name, types[name]) for name in SERVED_FORMATS]
+    own = {name: family.name for family in FAMILIES.values() for name in family.formats}
+    rows += [_read("safetensors", f"{name} ({family})", name.upper()) for name, family in own.items()]
+    rows += [_read("GGUF", name, name) for name, _, _ in TENSOR_TYPES.values()]
+    known = {name for name in BYTES_PER_PARAMETER if not name.startswith("gguf:")}
+    rows += [
+        FormatSupport("safetensors", name, dict.fromkeys(BACKENDS))
+        for name in sorted(known - set(types) - own.keys())
+    ]
     return rows
 
 
-def _dense(container: str, stored: str, type_name: str) -> FormatSupport:
+def _read(container: str, stored: str, type_name: str) -> FormatSupport:
     packed = choose_format("auto", (type_name,), outermost=False)
     native = FORMAT_NAMES[packed] + ("" if is_lossless(type_name, packed) else " (rounded)")
     cuda = "float16" if stored == "float16" else "bfloat16"

@@ -53,7 +53,8 @@ def test_formats_say_what_is_computed_or_refused() -> None:
     assert rows["safetensors", "float32"]["native"] == "bfloat16 (rounded)"
     assert rows["GGUF", "Q4_K"]["native"] == "int4 (Q4_K)"
     assert rows["GGUF", "Q6_K"]["native"] == "int8 (rounded)"
-    assert "nvfp4" in SERVED_FORMATS or set(rows["safetensors", "nvfp4"].values()) == {None}
+    assert rows["safetensors", "mxfp4 (gpt_oss)"]["native"] == "int8"
+    assert set(rows["safetensors", "nvfp4"].values()) == {None}
     assert {stored for container, stored in rows if container == "safetensors"} >= set(SERVED_FORMATS)
 
 
