@@ -7,6 +7,7 @@ value from the device.
 
 from __future__ import annotations
 
+import torch
 from torch import Tensor
 
 from ridgeline.models.decoders.cuda_buffers import Buffers
@@ -14,7 +15,7 @@ from ridgeline.models.decoders.cuda_ffn import Project
 from ridgeline.models.decoders.cuda_step import DeviceStep
 from ridgeline.models.spec.mixers import Attention
 from ridgeline.models.spec.model_spec import NormSpec
-from ridgeline.models.weights.torch_weights import LayerWeights, there
+from ridgeline.models.weights.torch_weights import LayerWeights
 from ridgeline.ops.cuda.attention.decode_attention import decode_attention, decode_splits
 from ridgeline.ops.cuda.attention.prefill_attention import prefill_attention
 from ridgeline.ops.cuda.attention.qk_norm import norm_queries_keys
@@ -25,8 +26,9 @@ RopeTables = tuple[Tensor, Tensor]  # cos and sin [positions, rotated elements /
 
 
 def norms_apart(mixer: Attention, norm: NormSpec) -> bool:
-    """Whether queries and keys are normed by a kernel of their own, before attention."""
-    return mixer.qk_norm in ("projection", "heads") or (mixer.qk_norm == "head" and norm.kind == "layer")
+    """Whether queries and keys are normed or scaled by a kernel of their own, before attention."""
+    layer_norm = mixer.qk_norm == "head" and norm.kind == "layer"
+    return layer_norm or mixer.qk_norm in ("projection", "heads") or mixer.query_scale is not None
 
 
 class AttentionPart:
@@ -46,6 +48,8 @@ class AttentionPart:
         self._norms_apart = norms_apart(mixer, norm)
         self._q_norm = None if self._norms_apart else weights.q_norm
         self._k_norm = None if self._norms_apart else weights.k_norm
+        if mixer.qk_norm == "unit":  # a rotation does not change the norm, so it may come first
+            self._q_norm = self._k_norm = torch.ones(mixer.head_dim, device=weights.qkv.device)
 
     def branch(self, x: Tensor, step: DeviceStep, project: Project) -> Tensor:
         """The bias of the last product is left to the consumer, which adds it with the residual."""
@@ -108,7 +112,7 @@ class AttentionPart:
         """Compute buffers.attended for all rows, and write their keys and values to the cache."""
         bias = self._weights.qkv_bias
         if self._norms_apart:
-            qkv, bias = self._normed(qkv, bias), None
+            qkv, bias = self._normed(qkv, bias, step.positions), None
         if step.only_decodes:
             self.attend_decodes(qkv, step, bias)
             return
@@ -148,19 +152,21 @@ class AttentionPart:
             deterministic=self._deterministic,
         )
 
-    def _normed(self, qkv: Tensor, bias: Tensor | None) -> Tensor:
-        mixer, w = self._mixer, self._weights
+    def _normed(self, qkv: Tensor, bias: Tensor | None, positions: Tensor) -> Tensor:
+        mixer, w, scale = self._mixer, self._weights, self._mixer.query_scale
         out = self._buffers.qkv[: qkv.shape[-2]]
         norm_queries_keys(
             qkv,
             out,
-            there(w.q_norm),
-            there(w.k_norm),
+            w.q_norm,
+            w.k_norm,
             self._norm.eps,
             num_heads=mixer.heads,
             num_kv_heads=mixer.kv_heads,
             whole=mixer.qk_norm == "projection",
             layer_norm=self._norm.kind == "layer",
             bias=bias,
+            positions=positions,
+            query_scale=None if scale is None else (scale.weight, scale.every),
         )
         return out

@@ -17,7 +17,8 @@ from ridgeline.models.spec.ffn import Dense, Experts, Ffn
 from ridgeline.models.weights.torch_weights import LayerWeights, there
 from ridgeline.ops.cuda.activation import activated, gated
 from ridgeline.ops.cuda.experts.experts import experts
-from ridgeline.ops.cuda.experts.route import MOST_FEW, Scores, route, route_few
+from ridgeline.ops.cuda.experts.route import MOST_FEW, route, route_few
+from ridgeline.ops.cuda.experts.sparsemixer import sparsemixer
 from ridgeline.ops.cuda.linear.linear import gate_up, linear
 
 Project = Callable[[Tensor, Tensor, Tensor], Tensor]  # x, weight, out → rows, or partial sums
@@ -99,6 +100,10 @@ class ExpertsPart:
         scratch = self._buffers.experts
         assert scratch is not None
         logits, matrix = scratch.logits[:tokens], there(w.router)
+        if router.scores == "sparsemixer":
+            linear(normed, matrix, logits, w.router_bias, deterministic=self._deterministic)
+            sparsemixer(logits, chosen, shares, router.margin)
+            return
         if tokens <= MOST_FEW and not self._deterministic:
             route_few(
                 normed,
@@ -108,7 +113,7 @@ class ExpertsPart:
                 logits,
                 scratch.counter,
                 router_bias=w.router_bias,
-                scores=cast(Scores, router.scores),
+                scores=router.scores,
                 normalized=router.normalized,
                 scale=router.scale,
                 choice_bias=w.choice_bias,
@@ -121,7 +126,7 @@ class ExpertsPart:
             logits,
             chosen,
             shares,
-            scores=cast(Scores, router.scores),
+            scores=router.scores,
             normalized=router.normalized,
             scale=router.scale,
             choice_bias=w.choice_bias,

@@ -47,7 +47,7 @@ COMPUTED: dict[Backend, frozenset[str]] = {
         {
             *("experts", "layer_norm", "no_pre_norm", "parallel", "projection_norm", "head_norms", "sinks"),
             *("chunked", "no_rope", "partial_rope", "ungated", "other_activation", "residual_scale"),
-            *("logit_scale", "learned_positions", "head_bias"),
+            *("logit_scale", "learned_positions", "head_bias", "sparsemixer", "unit_norm", "query_scale"),
         }
     ),
     "native": frozenset(

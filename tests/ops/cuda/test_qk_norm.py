@@ -55,6 +55,25 @@ def test_queries_and_keys_are_normed_and_values_are_not(
     assert_close(out, wanted.flatten(1), dtype)
 
 
+@pytest.mark.parametrize("splits", [0, 3])
+def test_queries_are_scaled_by_their_position(splits, device):
+    heads, kv_heads, dim, dtype = 4, 2, 24, torch.bfloat16
+    width = (heads + 2 * kv_heads) * dim
+    qkv = torch.randn(max(1, splits), ROWS, width, device=device)
+    source = qkv if splits else qkv[0].to(dtype)
+    summed = (qkv.sum(0) if splits else source).to(dtype)
+    positions = torch.tensor([0, 5, 6, 13, 8000], dtype=torch.int32, device=device)
+    scales = 1 + 0.3 * torch.log1p(torch.floor((positions.float() + 1) / 7))
+    wanted = summed.clone()
+    wanted[:, : heads * dim] = (summed[:, : heads * dim].float() * scales[:, None]).to(dtype)
+    out = torch.full((ROWS, width), float("nan"), dtype=dtype, device=device) if splits else source
+    norm_queries_keys(
+        source, out, None, None, EPS, num_heads=heads, num_kv_heads=kv_heads, positions=positions,
+        query_scale=(0.3, 7),
+    )  # fmt: skip
+    assert_close(out, wanted, dtype)
+
+
 def test_a_step_of_no_rows_does_nothing(device):
     empty, weight = torch.empty(0, 64, device=device), torch.ones(16, device=device)
     norm_queries_keys(empty, empty, weight, weight, EPS, num_heads=2, num_kv_heads=1)
