@@ -107,6 +107,19 @@ def test_a_family_answers_as_the_reference_does(name):
     assert_both_answer_alike(work, spec=family(name))
 
 
+def test_the_tokens_of_experts_are_counted_as_by_the_reference_and_padding_is_not():
+    """Three decodes are computed as a batch of four; one alone by other kernels."""
+    spec = family("qwen3_moe")
+    weights = weights_of(spec, F32)
+    work = [(prompt(9), greedy(4)), (prompt(5), greedy(3)), (prompt(3), greedy(3))]
+    counts = []
+    for runner in (cuda_runner(spec, weights, SIZES), torch_runner(spec, weights, SIZES)):
+        serve(runner, SIZES, work)
+        counts.append(runner.expert_counts())
+    assert counts[0] == counts[1]
+    assert [sum(tokens) for tokens in counts[0].values()] == [3 * (9 + 3 + 5 + 2 + 3 + 2)] * spec.num_layers
+
+
 def test_logprobs_of_output_and_prompt_are_those_of_the_reference():
     work = [
         (prompt(27), greedy(4, logprobs=3, prompt_logprobs=2)),  # launched ahead from the third token on

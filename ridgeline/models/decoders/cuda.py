@@ -16,7 +16,7 @@ from torch import Tensor
 from ridgeline.models.decoders.cuda_attention import AttentionPart, RopeTables
 from ridgeline.models.decoders.cuda_buffers import Buffers
 from ridgeline.models.decoders.cuda_few import fused_layer
-from ridgeline.models.decoders.cuda_ffn import build_ffn
+from ridgeline.models.decoders.cuda_ffn import ExpertsPart, build_ffn
 from ridgeline.models.decoders.cuda_layers import Layer, NormWeights
 from ridgeline.models.decoders.cuda_step import DeviceStep
 from ridgeline.models.spec.model_spec import ModelSpec
@@ -118,6 +118,11 @@ class CudaDecoder:
             return out
         linear(hidden, self.weights.lm_head, out, self._head_bias, deterministic=self.deterministic)
         return self._capped(out)
+
+    def expert_counts(self) -> dict[int, Tensor]:
+        """For each layer with experts, the device's counters of the tokens that chose each of them."""
+        ffns = {number: layer.ffn for number, layer in enumerate(self._layers)}
+        return {number: ffn.tokens for number, ffn in ffns.items() if isinstance(ffn, ExpertsPart)}
 
     def _capped(self, logits: Tensor) -> Tensor:
         cap = self.spec.logit_softcap

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from ridgeline.models.decoders.cuda_buffers import Buffers, part_of
+from ridgeline.models.decoders.cuda_step import DeviceStep
 from ridgeline.models.spec.ffn import Dense, Experts, Ffn
 from ridgeline.models.weights.torch_weights import LayerWeights, there
 from ridgeline.ops.cuda.activation import activated, gated
@@ -27,7 +28,7 @@ FUSED_ACTIVATIONS = ("silu", "gelu_tanh")
 
 
 class FfnPart(Protocol):
-    def branch(self, normed: Tensor, project: Project) -> Tensor: ...
+    def branch(self, normed: Tensor, step: DeviceStep, project: Project) -> Tensor: ...
 
 
 def build_ffn(ffn: Ffn, weights: LayerWeights, buffers: Buffers, *, deterministic: bool) -> FfnPart:
@@ -45,7 +46,7 @@ class GatedPart:
         self._gated = _Gated(ffn.activation, weights, buffers, deterministic)
         self._weights, self._buffers = weights, buffers
 
-    def branch(self, normed: Tensor, project: Project) -> Tensor:
+    def branch(self, normed: Tensor, step: DeviceStep, project: Project) -> Tensor:
         return project(self._gated(normed), there(self._weights.down), self._buffers.branch)
 
 
@@ -55,7 +56,7 @@ class UngatedPart:
     def __init__(self, ffn: Dense, weights: LayerWeights, buffers: Buffers) -> None:
         self._activation, self._weights, self._buffers = ffn.activation, weights, buffers
 
-    def branch(self, normed: Tensor, project: Project) -> Tensor:
+    def branch(self, normed: Tensor, step: DeviceStep, project: Project) -> Tensor:
         w = self._weights
         inner = part_of(self._buffers.gated, len(normed), len(there(w.up)))
         activated(project(normed, there(w.up), inner), inner, self._activation, w.up_bias)
@@ -69,13 +70,15 @@ class ExpertsPart:
         self._ffn, self._weights, self._buffers = ffn, weights, buffers
         self._deterministic = deterministic
         self._gated = _Gated(ffn.activation, weights, buffers, deterministic) if ffn.shared_size else None
+        # Tokens that chose each expert so far, counted by the kernels that choose.
+        self.tokens = torch.zeros(ffn.num, dtype=torch.int64, device=there(weights.router).device)
 
-    def branch(self, normed: Tensor, project: Project) -> Tensor:
+    def branch(self, normed: Tensor, step: DeviceStep, project: Project) -> Tensor:
         ffn, w, tokens = self._ffn, self._weights, len(normed)
         scratch, out = self._buffers.experts, self._buffers.branch[:tokens]
         assert scratch is not None
         chosen, shares = scratch.chosen[:tokens], scratch.weights[:tokens]
-        self._route(normed, chosen, shares)
+        self._route(normed, chosen, shares, step.slots)
         experts(
             normed,
             chosen,
@@ -95,7 +98,7 @@ class ExpertsPart:
             self._add_shared(normed, out)
         return out
 
-    def _route(self, normed: Tensor, chosen: Tensor, shares: Tensor) -> None:
+    def _route(self, normed: Tensor, chosen: Tensor, shares: Tensor, slots: Tensor) -> None:
         router, w, tokens = self._ffn.router, self._weights, len(normed)
         scratch = self._buffers.experts
         assert scratch is not None
@@ -119,6 +122,8 @@ class ExpertsPart:
                 choice_bias=w.choice_bias,
                 groups=router.groups,
                 top_groups=router.top_groups,
+                counts=self.tokens,
+                slots=slots,
             )
             return
         linear(normed, matrix, logits, w.router_bias, deterministic=self._deterministic)
@@ -132,6 +137,8 @@ class ExpertsPart:
             choice_bias=w.choice_bias,
             groups=router.groups,
             top_groups=router.top_groups,
+            counts=self.tokens,
+            slots=slots,
         )
 
     def _add_shared(self, normed: Tensor, out: Tensor) -> None:

@@ -89,7 +89,7 @@ class Layer:
     ) -> None:
         assert norms.before or not norms.parallel, "parallel parts read the norm of the layer's input"
         w = weights
-        self.attention, self._ffn, self._buffers = attention, ffn, buffers
+        self.attention, self.ffn, self._buffers = attention, ffn, buffers
         self._reads_norm = norms.before
         # A parallel ffn reads the norm of the layer's input: attention's own, or one of the old residual.
         ffn_norm = NO_NORM if norms.shared else NormWeights(w.ffn_norm, w.ffn_norm_bias)
@@ -110,7 +110,7 @@ class Layer:
         x = normed if self._reads_norm else residual
         self._join_attention(self.attention.branch(x, step, project), residual, normed, tile)
         written = normed if rows is None else buffers.normed[: len(rows)]
-        self._join_ffn(self._ffn.branch(x, project), residual, written, tile, rows)
+        self._join_ffn(self.ffn.branch(x, step, project), residual, written, tile, rows)
 
     def norm_for_the_next(self, residual: Tensor, normed: Tensor, tile: Tile | None) -> None:
         """The norm at the end of the layer alone, where the rest was computed in another way."""

@@ -44,6 +44,18 @@ def test_the_choice_and_its_weights_are_the_references(
     torch.testing.assert_close(weights, shares, rtol=1e-6, atol=1e-6)
 
 
+@pytest.mark.parametrize("few", [False, True])
+def test_chosen_experts_are_counted_but_not_those_of_padding(few: bool, device: str) -> None:
+    x, router = torch.randn(4, 64, device=device), torch.randn(6, 64, device=device)
+    counts = torch.zeros(6, dtype=torch.int64, device=device)
+    slots = torch.tensor([7, -1, 0, 3], dtype=torch.int32, device=device)
+    options = {"counts": counts, "slots": slots}
+    for _ in range(2):
+        chosen = (_routed_few(x, router, 2, **options) if few else _routed(x @ router.T, 2, **options))[0]
+    expected = torch.bincount(chosen[[0, 2, 3]].flatten().long(), minlength=6) * 2
+    assert counts.tolist() == expected.tolist()
+
+
 def test_of_equal_scores_the_smaller_expert_is_chosen(device: str) -> None:
     logits = torch.tensor([[1.0, 3.0, 3.0, 0.0, 3.0, 1.0]], dtype=torch.bfloat16, device=device)
     assert _routed(logits, 5)[0].tolist() == [[1, 2, 4, 0, 5]]

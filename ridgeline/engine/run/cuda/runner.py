@@ -14,6 +14,7 @@ import contextlib
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from itertools import islice
 
 import torch
 from torch import Tensor
@@ -82,6 +83,7 @@ class CudaRunner:
         torch.backends.cuda.matmul.allow_bf16_reduced_precision_reduction = False
         torch.backends.cuda.matmul.allow_fp16_reduced_precision_reduction = False
         self._stream = torch.cuda.Stream(device) if on_gpu else None  # type: ignore[no-untyped-call]
+        self._counting = torch.cuda.Stream(device) if on_gpu else None  # type: ignore[no-untyped-call]
         self.kv = torch.empty(kv_shape, dtype=kv_dtype or dtype, device=device)
         buffers = Buffers.allocate(spec, dtype, device, tokens, sizes[-1], max_context)
         self.decoder = CudaDecoder(spec, weights, self.kv, buffers, max_context, deterministic)
@@ -154,6 +156,15 @@ class CudaRunner:
             self._raise_if_lost(error)
             self.graphs.disable(key, error)
         return True
+
+    def expert_counts(self) -> dict[int, list[int]]:
+        """Read on a stream of its own: a step in flight is not waited for, and may be counted in part."""
+        counters = self.decoder.expert_counts()
+        if not counters:
+            return {}
+        with torch.cuda.stream(self._counting):
+            read = iter(torch.cat(list(counters.values())).tolist())
+        return {layer: list(islice(read, len(counter))) for layer, counter in counters.items()}
 
     def drop_sequences(self) -> None:
         """Drop the state of every sequence that ran here, after the warm-up."""

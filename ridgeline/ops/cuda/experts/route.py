@@ -31,8 +31,13 @@ def route(
     choice_bias: Tensor | None = None,
     groups: int = 1,
     top_groups: int = 1,
+    counts: Tensor | None = None,
+    slots: Tensor | None = None,
 ) -> None:
-    """logits [T, E] → chosen [T, per_token] int32 and weights float32, best first, as `reference.route`."""
+    """logits [T, E] → chosen [T, per_token] int32 and weights float32, best first, as `reference.route`.
+
+    counts [E] int64: each chosen expert's is raised by 1, for tokens whose slot [T] int32 is not negative.
+    """
     tokens, experts = logits.shape
     if tokens == 0:
         return
@@ -42,6 +47,8 @@ def route(
         choice_bias,
         chosen,
         weights,
+        counts,
+        slots,
         scale,
         **_constants(chosen, experts, scores, normalized, groups, top_groups),
         PDL=PDL,
@@ -65,6 +72,8 @@ def route_few(
     choice_bias: Tensor | None = None,
     groups: int = 1,
     top_groups: int = 1,
+    counts: Tensor | None = None,
+    slots: Tensor | None = None,
 ) -> None:
     """x [T, hidden] and router [E, hidden] → logits [T, E] in x's dtype, and the choice as `route`.
 
@@ -83,6 +92,8 @@ def route_few(
         logits,
         chosen,
         weights,
+        counts,
+        slots,
         counter,
         tokens,
         scale,
@@ -120,7 +131,7 @@ def _constants(
 
 @triton.jit(do_not_specialize=["scale"])
 def _route_kernel(
-    logits, choice_bias, chosen, weights, scale,
+    logits, choice_bias, chosen, weights, counts, slots, scale,
     E: tl.constexpr, PER_TOKEN: tl.constexpr, SIGMOID: tl.constexpr, NORMALIZED: tl.constexpr,
     GROUPS: tl.constexpr, TOP_GROUPS: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
@@ -130,14 +141,15 @@ def _route_kernel(
     expert = tl.arange(0, triton.next_power_of_2(E))
     values = tl.load(logits + token * E + expert, mask=expert < E, other=float("-inf")).to(tl.float32)
     _choose(
-        values, choice_bias, chosen + token * PER_TOKEN, weights + token * PER_TOKEN, scale,
+        values, choice_bias, chosen + token * PER_TOKEN, weights + token * PER_TOKEN,
+        counts, slots, token, scale,
         E, PER_TOKEN, SIGMOID, NORMALIZED, GROUPS, TOP_GROUPS,
     )  # fmt: skip
 
 
 @triton.jit(do_not_specialize=["tokens", "scale"])
 def _route_few_kernel(
-    x, router, router_bias, choice_bias, logits, chosen, weights, counter, tokens, scale,
+    x, router, router_bias, choice_bias, logits, chosen, weights, counts, slots, counter, tokens, scale,
     HIDDEN: tl.constexpr, TOKENS: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
     E: tl.constexpr, PER_TOKEN: tl.constexpr, SIGMOID: tl.constexpr, NORMALIZED: tl.constexpr,
     GROUPS: tl.constexpr, TOP_GROUPS: tl.constexpr, PDL: tl.constexpr,
@@ -171,14 +183,15 @@ def _route_few_kernel(
             at = logits + one * E + expert
             values = tl.load(at, mask=expert < E, other=float("-inf"), cache_modifier=".cg").to(tl.float32)
             _choose(
-                values, choice_bias, chosen + one * PER_TOKEN, weights + one * PER_TOKEN, scale,
+                values, choice_bias, chosen + one * PER_TOKEN, weights + one * PER_TOKEN,
+                counts, slots, one, scale,
                 E, PER_TOKEN, SIGMOID, NORMALIZED, GROUPS, TOP_GROUPS,
             )  # fmt: skip
 
 
 @triton.jit
 def _choose(
-    logits, choice_bias, chosen_at, weights_at, scale,
+    logits, choice_bias, chosen_at, weights_at, counts, slots, token, scale,
     E: tl.constexpr, PER_TOKEN: tl.constexpr, SIGMOID: tl.constexpr, NORMALIZED: tl.constexpr,
     GROUPS: tl.constexpr, TOP_GROUPS: tl.constexpr,
 ):  # fmt: skip
@@ -202,6 +215,9 @@ def _choose(
         shares = shares / tl.sum(shares, 0)
     tl.store(chosen_at + slot, taken, mask=slot < PER_TOKEN)
     tl.store(weights_at + slot, shares * scale, mask=slot < PER_TOKEN)
+    if counts is not None:
+        live = (slot < PER_TOKEN) & (tl.load(slots + token) >= 0)  # padding is not counted
+        tl.atomic_add(counts + taken, tl.full(slot.shape, 1, tl.int64), mask=live, sem="relaxed")
 
 
 @triton.jit
