@@ -13,6 +13,7 @@ import pytest
 from ridgeline.gateway.pipeline import finishing
 from ridgeline.gateway.tenants.keys import Limits
 from tests.gateway.stage import CHAT, asking, staged
+from tests.gateway.waiting import until
 from tests.patience import PATIENCE_S
 
 
@@ -347,7 +348,7 @@ async def test_a_reader_that_takes_nothing_is_cut(tmp_path: Path) -> None:
         )
         (row,) = await stage.rows(1)
         assert row["error_code"] == "slow_reader"
-        assert not stage.mock.running
+        await until(lambda: not stage.mock.running)
         writer.close()
         assert reader
 

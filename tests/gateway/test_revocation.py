@@ -14,6 +14,7 @@ from ridgeline.gateway.tenants.registry import Registry
 from ridgeline.gateway.tenants.store import Store
 from tests.gateway.object_stage import batch_line, our_server, submit
 from tests.gateway.stage import CHAT, Staged, asking, staged
+from tests.gateway.waiting import until
 from tests.patience import PATIENCE_S
 from tests.server.scripted_client import hang
 
@@ -51,7 +52,7 @@ async def test_a_running_stream_ends_with_an_error_event_and_is_booked(tmp_path:
         assert "revoked" in json.loads(last)["error"]["message"]
         (row,) = await stage.rows(1)
         (book,) = stage.mock.books.values()
-        assert book.status == "aborted"
+        await until(lambda: book.status == "aborted")
         assert (row["outcome"], row["error_code"]) == ("invalid", "revoked_api_key")
         assert row["tokens_out"] == book.tokens_out < 400
         assert stage.parts.upstreams.snapshot()[0].breaker == "closed"

@@ -74,7 +74,8 @@ async def test_an_upstream_that_is_not_read_on_is_closed_and_its_row_is_an_estim
         await leave_in_a_stream(stage, "mock_out1000_pace10")
         (row,) = await stage.rows(1)
         (book,) = mock.books.values()
-        assert (row["outcome"], row["usage_source"], book.status) == ("client_gone", "estimated", "aborted")
+        await until(lambda: book.status == "aborted")  # it learns of the closed connection after the row
+        assert (row["outcome"], row["usage_source"]) == ("client_gone", "estimated")
         assert row["tokens_in"] >= book.tokens_in > 0
         assert 0 < row["tokens_out"] < 1000
         assert row["cost_pusd"] == row["tokens_in"] * 10**6 + row["tokens_out"] * 2 * 10**6
@@ -84,7 +85,8 @@ async def test_reading_on_ends_after_its_time_and_what_came_of_it_is_marked(tmp_
     async with hosted(tmp_path, read_on_s=0.2) as (stage, mock):
         await leave_a_whole_answer(stage, mock, "mock_out12_late60000")
         (row,) = await stage.rows(1)
-        assert (row["outcome"], row["usage_source"], mock.running) == ("client_gone", "estimated", 0)
+        assert (row["outcome"], row["usage_source"]) == ("client_gone", "estimated")
+        await until(lambda: mock.running == 0)
         assert row["tokens_in"] > 0
         assert row["tokens_out"] >= 20  # 100 a second for 0.2 s
 
