@@ -27,10 +27,10 @@ if __name__ == "__main__":
 from gpu.timing import READ_TB_PER_S, TFLOP_PER_S, Report
 from ridgeline.ops import reference
 from ridgeline.ops.cuda.experts.experts import experts
-from ridgeline.ops.cuda.experts.mxfp4 import Mxfp4, expanded, mxfp4
 from ridgeline.ops.cuda.experts.route import MOST_FEW, route, route_few
 from ridgeline.ops.cuda.experts.scratch import experts_scratch
 from ridgeline.ops.cuda.linear.linear import linear
+from ridgeline.ops.mxfp4 import Mxfp4, expanded, mxfp4
 
 TOKENS = (1, 8, 64, 512, 8192)
 LAYERS = 4

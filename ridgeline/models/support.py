@@ -129,6 +129,8 @@ def _read(container: str, stored: str, type_name: str) -> FormatSupport:
     packed = choose_format("auto", (type_name,), outermost=False)
     native = FORMAT_NAMES[packed] + ("" if is_lossless(type_name, packed) else " (rounded)")
     cuda = "float16" if stored == "float16" else "bfloat16"
+    if type_name == "MXFP4" and container == "safetensors":
+        cuda = "mxfp4, as stored"
     return FormatSupport(container, stored, {"native": native, "torch": "float32", "cuda": cuda})
 
 

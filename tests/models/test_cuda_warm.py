@@ -58,16 +58,17 @@ from ridgeline.models.weights.torch_weights import random_weights
 from ridgeline.ops.cuda.recording import recorded
 
 spec, deterministic = read_spec(Path(sys.argv[1])), sys.argv[2] == "deterministic"
+stored = {"stored_experts": spec.weight_format == "mxfp4"}
 blocks, running, tokens, context = 96, 8, 256, spec.max_context
 sizes = ladder(running)
 dry_run = cuda_warm.StepDryRun(
-    spec, torch.bfloat16, sizes[-1], tokens, context, blocks, deterministic
+    spec, torch.bfloat16, sizes[-1], tokens, context, blocks, deterministic, **stored
 )
 first = {launch.variant for launch in cuda_warm.first_kernels(dry_run)}
 others = first | {launch.variant for launch in cuda_warm.other_kernels(dry_run, sizes)}
 heavy = [name for name in ("sympy", "torch._dynamo") if name in sys.modules]
 runner = CudaRunner(
-    spec=spec, weights=random_weights(spec, torch.bfloat16), max_context=context, num_blocks=blocks,
+    spec=spec, weights=random_weights(spec, torch.bfloat16, **stored), max_context=context, num_blocks=blocks,
     block_size=16, max_running=running, step_tokens=tokens, deterministic=deterministic,
 )
 limits = SchedulerLimits(
@@ -96,7 +97,7 @@ def trial():
 
 answer = {"trial": [], "shared": []}
 if deterministic:
-    fast = cuda_warm.StepDryRun(spec, torch.bfloat16, sizes[-1], tokens, context, blocks)
+    fast = cuda_warm.StepDryRun(spec, torch.bfloat16, sizes[-1], tokens, context, blocks, **stored)
     known = {launch.variant for launch in cuda_warm.trial_kernels([dry_run, fast], 8, 200)}
     launches = recorded(trial)
     answer["trial"] = [launch.kernel.__name__ for launch in launches if launch.variant not in known]
@@ -121,7 +122,7 @@ print(json.dumps(answer))
 
 
 @pytest.mark.parametrize("mode", ["fast", "deterministic"])
-@pytest.mark.parametrize("family", ["qwen3-128", "gemma3"])
+@pytest.mark.parametrize("family", ["qwen3-128", "gemma3", "gpt-oss-mxfp4"])
 def test_what_a_runner_launches_was_rehearsed(tmp_path: Path, family: str, mode: str) -> None:
     if family == "qwen3-128":
         (tmp_path / "config.json").write_text(json.dumps(QWEN3))
@@ -129,6 +130,10 @@ def test_what_a_runner_launches_was_rehearsed(tmp_path: Path, family: str, mode:
         config = tiny_model(family).config
         config.max_position_embeddings = 512
         config.save_pretrained(tmp_path)
+    if family == "gpt-oss-mxfp4":
+        stated = json.loads((tmp_path / "config.json").read_text())
+        stated["quantization_config"] = {"quant_method": "mxfp4"}
+        (tmp_path / "config.json").write_text(json.dumps(stated))
     answer = run_python(COMPARISON, str(tmp_path), mode)
     assert answer["warm-up"] == []
     assert answer["crowd"] == []

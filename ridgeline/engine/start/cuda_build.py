@@ -44,7 +44,8 @@ from ridgeline.models.errors import ModelError
 from ridgeline.models.files.checkpoint_files import shard_paths, weights_file
 from ridgeline.models.spec.cache_layout import CacheLayout
 from ridgeline.models.spec.model_spec import ModelSpec
-from ridgeline.models.weights.layout import pieces
+from ridgeline.models.spec.precision import bytes_of
+from ridgeline.models.weights.layout import Piece, pieces
 
 if TYPE_CHECKING:
     import torch
@@ -86,10 +87,18 @@ class CudaBuild:
 
     @property
     def weights_bytes(self) -> int:
-        return sum(
-            math.prod(piece.shape) * (NORM_BYTES if piece.is_norm else DTYPE_BYTES[self._dtype])
-            for piece in pieces(self._spec)
-        )
+        return sum(round(math.prod(piece.shape) * self._element_bytes(piece)) for piece in pieces(self._spec))
+
+    def _element_bytes(self, piece: Piece) -> float:
+        if self._stored_experts and piece.field in ("experts_gate_up", "experts_down"):
+            return bytes_of("mxfp4")
+        return NORM_BYTES if piece.is_norm else DTYPE_BYTES[self._dtype]
+
+    @property
+    def _stored_experts(self) -> bool:
+        """Whether experts are computed as stored: MXFP4 beside bfloat16, of a checkpoint in safetensors."""
+        stored = self._spec.weight_format == "mxfp4" and self._config.weights == "auto"
+        return stored and self._dtype == "bfloat16"
 
     def prepare(self) -> None:
         """Import torch and the runner with its kernels' sources, and create the device's context. Importing
@@ -183,10 +192,12 @@ class CudaBuild:
         if self._config.load_format == "dummy":
             from ridgeline.models.weights.torch_weights import random_weights
 
-            return random_weights(self._spec, dtype, device=DEVICE)
+            return random_weights(self._spec, dtype, device=DEVICE, stored_experts=self._stored_experts)
         from ridgeline.models.weights.stream import stream_weights
 
-        return stream_weights(self._path, self._spec, dtype, progress, DEVICE)
+        return stream_weights(
+            self._path, self._spec, dtype, progress, DEVICE, stored_experts=self._stored_experts
+        )
 
     def _runner(self, weights: DecoderWeights, plan: MemoryPlan, sizes: StepSizes) -> CudaRunner:
         from ridgeline.engine.run.cuda.runner import CudaRunner
@@ -223,6 +234,7 @@ class CudaBuild:
                 "num_blocks": plan.num_blocks,
                 "deterministic": self._config.deterministic,
                 "block_size": self._config.block_size,
+                "stored_experts": self._stored_experts,
             }
             dry_runs = [cuda_warm.StepDryRun(**wanted)]
             first = cuda_warm.first_kernels(dry_runs[0])
@@ -257,6 +269,8 @@ class CudaBuild:
         stored = self._spec.weight_format
         if self._config.load_format == "dummy":
             notes.append(DUMMY_NOTE)
+        elif self._stored_experts:
+            notes.append("experts are computed as stored, in MXFP4")
         elif expanded := expansion_notes(self._spec, self._dtype):
             notes += expanded
         elif self._config.weights == "auto" and stored != self._dtype:

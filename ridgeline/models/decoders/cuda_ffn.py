@@ -15,7 +15,7 @@ from torch import Tensor
 from ridgeline.models.decoders.cuda_buffers import Buffers, part_of
 from ridgeline.models.decoders.cuda_step import DeviceStep
 from ridgeline.models.spec.ffn import Dense, Experts, Ffn
-from ridgeline.models.weights.torch_weights import LayerWeights, there
+from ridgeline.models.weights.torch_weights import LayerWeights, expert_matrices, there
 from ridgeline.ops.cuda.activation import activated, gated
 from ridgeline.ops.cuda.experts.experts import experts
 from ridgeline.ops.cuda.experts.route import MOST_FEW, route, route_few
@@ -83,8 +83,8 @@ class ExpertsPart:
             normed,
             chosen,
             shares,
-            there(w.experts_gate_up),
-            there(w.experts_down),
+            expert_matrices(w.experts_gate_up),
+            expert_matrices(w.experts_down),
             out,
             ffn.activation,
             scratch,

@@ -28,11 +28,20 @@ from ridgeline.models.weights.checkpoint import (
     float_chunks,
     not_finite,
     open_source,
+    stored_bytes,
 )
 from ridgeline.models.weights.layout import Piece
+from ridgeline.models.weights.mxfp4 import TYPE as MXFP4
 from ridgeline.models.weights.places import Place
 from ridgeline.models.weights.safetensors_source import SafetensorsSource
-from ridgeline.models.weights.torch_weights import DecoderWeights, allocate_weights, load_weights, target_rows
+from ridgeline.models.weights.torch_weights import (
+    DecoderWeights,
+    allocate_weights,
+    load_weights,
+    stored_target,
+    target_rows,
+)
+from ridgeline.ops.mxfp4 import BLOCK, LARGEST_SCALE, Mxfp4
 
 READERS = 8
 CHUNK_BYTES = 16 << 20
@@ -48,18 +57,20 @@ def stream_weights(
     progress: Progress | None = None,
     device: torch.device | str = "cuda",
     *,
+    stored_experts: bool = False,
     readers: int = READERS,
     chunk_bytes: int = CHUNK_BYTES,
 ) -> DecoderWeights:
     """The checkpoint at `path` on the device. Other formats than safetensors use `load_weights`.
 
     `progress` is called with (elements copied, total elements), in the caller's thread.
+    stored_experts: the experts are MXFP4, and stay it.
     """
     source = open_source(path, spec)
     if not isinstance(source, SafetensorsSource):
         return load_weights(path, spec, dtype, progress, device)
     places = checked_places(source, spec, path)
-    weights = allocate_weights(spec, dtype, device, source.rope_divisors())
+    weights = allocate_weights(spec, dtype, device, source.rope_divisors(), stored_experts=stored_experts)
     transfer = _Transfer(torch.device(device), chunk_bytes)
     total = sum(math.prod(piece.shape) for piece in places)
     with ExitStack() as files:
@@ -116,12 +127,32 @@ def _read_others(source: SafetensorsSource, places: dict[Piece, Place], weights:
     """Read the pieces that are not one range of a file; returns their elements."""
     done = 0
     for piece, place in places.items():
-        if not _is_direct(source, place):
-            flat = target_rows(weights, piece).view(-1)
-            for first, values in float_chunks(source, piece, place):
-                flat[first : first + len(values)].copy_(torch.from_numpy(values))
-            done += len(flat)
+        if _is_direct(source, place):
+            continue
+        done += math.prod(piece.shape)
+        stored = stored_target(weights, piece)
+        if stored is not None:
+            _read_stored(source, piece, place, stored)
+            continue
+        flat = target_rows(weights, piece).view(-1)
+        for first, values in float_chunks(source, piece, place):
+            flat[first : first + len(values)].copy_(torch.from_numpy(values))
     return done
+
+
+def _read_stored(source: SafetensorsSource, piece: Piece, place: Place, matrix: Mxfp4) -> None:
+    """An expert's rows as MXFP4 blocks; the device brings them to its order."""
+    if source.type_of(place.name) != MXFP4:
+        raise BrokenModel(
+            f"{source.where(place.name)}: tensor {place.name} is stored as {source.type_of(place.name)}, but "
+            "config.json says mxfp4"
+        )
+    blocks = torch.from_numpy(stored_bytes(source, piece, place)).to(matrix.words.device)
+    blocks = blocks.view(piece.shape[0], piece.shape[1] // BLOCK, -1)
+    if int(blocks[..., 0].max()) > LARGEST_SCALE:
+        raise not_finite(source, place.name, MXFP4)
+    assert piece.expert is not None
+    matrix.fill(piece.expert, piece.first_row, blocks)
 
 
 def _chunks(
@@ -259,14 +290,15 @@ def _finish(
 ) -> None:
     """Finish the norms, and check every tensor: one sum each, read together."""
     sums = []
-    for piece in places:
+    checked = {piece: place for piece, place in places.items() if stored_target(weights, piece) is None}
+    for piece in checked:
         rows = target_rows(weights, piece)
         if piece.is_norm and spec.norm.offset:
             rows += spec.norm.offset
         # In float64 a GPU would first make a wide copy of the tensor.
         sums.append(rows.sum(dtype=torch.float32))
     finite = torch.isfinite(torch.stack(sums)).tolist()
-    for (piece, place), is_finite in zip(places.items(), finite, strict=True):
+    for (piece, place), is_finite in zip(checked.items(), finite, strict=True):
         # Large finite values may overflow a float32 sum: then each element is checked.
         if not is_finite and not _all_finite(target_rows(weights, piece)):
             raise not_finite(source, place.name, str(dtype).removeprefix("torch."))

@@ -27,6 +27,9 @@ from ridgeline.models.weights.checkpoint import (
 from ridgeline.models.weights.dequant import Floats
 from ridgeline.models.weights.layout import Piece, pieces
 from ridgeline.models.weights.places import Place
+from ridgeline.ops.mxfp4 import Mxfp4
+
+EXPERT_MATRICES = ("experts_gate_up", "experts_down")
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,9 +60,9 @@ class LayerWeights:
     router: Tensor | None = None  # [experts, hidden]
     router_bias: Tensor | None = None
     choice_bias: Tensor | None = None
-    experts_gate_up: Tensor | None = None  # [experts, 2 · size, hidden]
+    experts_gate_up: Tensor | Mxfp4 | None = None  # [experts, 2 · size, hidden]
     experts_gate_up_bias: Tensor | None = None
-    experts_down: Tensor | None = None  # [experts, hidden, size]
+    experts_down: Tensor | Mxfp4 | None = None  # [experts, hidden, size]
     experts_down_bias: Tensor | None = None
     shared_scale: Tensor | None = None  # [1, hidden]
 
@@ -78,7 +81,7 @@ class DecoderWeights:
     @property
     def nbytes(self) -> int:
         """Memory used, each tensor counted once."""
-        tensors = [self.embed, self.final_norm]
+        tensors: list[Tensor | Mxfp4] = [self.embed, self.final_norm]
         tensors += [t for t in (self.final_norm_bias, self.lm_head_bias, self.positions) if t is not None]
         if self.lm_head is not self.embed:
             tensors.append(self.lm_head)
@@ -87,10 +90,16 @@ class DecoderWeights:
         return sum(t.nbytes for t in tensors)
 
 
-def there(tensor: Tensor | None) -> Tensor:
+def there(tensor: Tensor | Mxfp4 | None) -> Tensor:
     """A tensor that the layer's description says it has."""
-    assert tensor is not None
+    assert isinstance(tensor, Tensor)
     return tensor
+
+
+def expert_matrices(matrices: Tensor | Mxfp4 | None) -> Tensor | Mxfp4:
+    """Those of a layer that the description says has experts; as stored, where the backend asked for it."""
+    assert matrices is not None
+    return matrices
 
 
 def load_weights(
@@ -123,12 +132,21 @@ def load_weights(
 
 
 def random_weights(
-    spec: ModelSpec, dtype: torch.dtype, seed: int = 0, device: torch.device | str = "cpu"
+    spec: ModelSpec,
+    dtype: torch.dtype,
+    seed: int = 0,
+    device: torch.device | str = "cpu",
+    *,
+    stored_experts: bool = False,
 ) -> DecoderWeights:
     """Random weights of the right shapes and magnitudes, for measuring speed without a checkpoint."""
     generator = torch.Generator(device=device).manual_seed(seed)
-    weights = allocate_weights(spec, dtype, device, None)
+    weights = allocate_weights(spec, dtype, device, None, stored_experts=stored_experts)
     for piece in pieces(spec):
+        if (stored := stored_target(weights, piece)) is not None:
+            stored.words.random_(-(2**31), 2**31 - 1, generator=generator)
+            stored.scales.random_(119, 122, generator=generator)
+            continue
         rows = target_rows(weights, piece)
         if piece.is_norm:
             rows.fill_(1.0)
@@ -144,21 +162,30 @@ def _read_into(out: Tensor, source: TensorSource, piece: Piece, place: Place) ->
 
 
 def allocate_weights(
-    spec: ModelSpec, dtype: torch.dtype, device: torch.device | str, rope_divisors: Floats | None
+    spec: ModelSpec,
+    dtype: torch.dtype,
+    device: torch.device | str,
+    rope_divisors: Floats | None,
+    *,
+    stored_experts: bool = False,
 ) -> DecoderWeights:
-    """Uninitialised tensors for every piece; fused ones are sized by their last piece."""
+    """Uninitialised tensors for every piece; fused ones are sized by their last piece.
+
+    stored_experts: the experts' matrices as MXFP4.
+    """
     sizes: dict[tuple[int | None, str], tuple[int, ...]] = {}
     for piece in pieces(spec):
         stack = () if piece.expert is None else (piece.expert + 1,)
         sizes[piece.layer, piece.field] = (*stack, piece.first_row + piece.shape[0], *piece.shape[1:])
     small = {piece.field for piece in pieces(spec) if piece.is_float32}
 
+    def allocated(field: str, shape: tuple[int, ...]) -> Tensor | Mxfp4:
+        if stored_experts and field in EXPERT_MATRICES:
+            return Mxfp4.empty(shape, device)
+        return torch.empty(shape, dtype=torch.float32 if field in small else dtype, device=device)
+
     def tensors(layer: int | None) -> dict[str, Any]:
-        return {
-            field: torch.empty(shape, dtype=torch.float32 if field in small else dtype, device=device)
-            for (place, field), shape in sizes.items()
-            if place == layer
-        }
+        return {field: allocated(field, shape) for (place, field), shape in sizes.items() if place == layer}
 
     whole = tensors(None)
     whole.setdefault("lm_head", whole["embed"])
@@ -175,5 +202,13 @@ def target_rows(weights: DecoderWeights, piece: Piece) -> Tensor:
     return tensor[piece.first_row : piece.first_row + piece.shape[0]]
 
 
-def _fields(layer: LayerWeights) -> dict[str, Tensor | None]:
+def stored_target(weights: DecoderWeights, piece: Piece) -> Mxfp4 | None:
+    """The matrix of a piece that is kept as stored; None for any other."""
+    if piece.layer is None or piece.field not in EXPERT_MATRICES:
+        return None
+    matrix = getattr(weights.layers[piece.layer], piece.field)
+    return matrix if isinstance(matrix, Mxfp4) else None
+
+
+def _fields(layer: LayerWeights) -> dict[str, Tensor | Mxfp4 | None]:
     return {name: getattr(layer, name) for name in LayerWeights.__slots__}

@@ -13,8 +13,8 @@ from ridgeline.ops.cuda.experts import experts as chooser
 from ridgeline.ops.cuda.experts import group as grouping
 from ridgeline.ops.cuda.experts.experts import experts
 from ridgeline.ops.cuda.experts.group import group
-from ridgeline.ops.cuda.experts.mxfp4 import Mxfp4, expanded, mxfp4
 from ridgeline.ops.cuda.experts.scratch import experts_scratch, experts_scratch_bytes, most_tiles
+from ridgeline.ops.mxfp4 import Mxfp4, expanded, mxfp4
 from tests.ops.cuda.conftest import assert_close
 
 FEW, MANY = 3, 21

@@ -53,6 +53,7 @@ class StepDryRun:
         num_blocks: int,
         deterministic: bool = False,
         block_size: int = 16,
+        stored_experts: bool = False,
     ) -> None:
         self.max_rows, self.step_tokens = max_rows, max(step_tokens, max_rows)
         self.max_context = max_context
@@ -63,7 +64,7 @@ class StepDryRun:
         num_layers = max(spec.num_layers, few.num_layers)
         kv_shape = (num_layers, num_blocks, spec.num_kv_heads, 2, block_size, spec.head_dim)
         self._kv = torch.empty(kv_shape, dtype=dtype, device=NOWHERE)
-        weights = allocate_weights(few, dtype, NOWHERE, None)
+        weights = allocate_weights(few, dtype, NOWHERE, None, stored_experts=stored_experts)
         self._decoder = CudaDecoder(few, weights, self._kv, buffers, max_context, deterministic)
         self._tables = _ints(2 * max_rows + 8, -(-max_context // block_size))
         self._block_size = block_size
@@ -72,6 +73,7 @@ class StepDryRun:
         self._scratch = SampleScratch(max_rows, spec.vocab_size, NOWHERE)
         self._logprobs = LogprobBuffers(max_rows, spec.vocab_size, NOWHERE)
         self._logits = buffers.logits
+        self.has_experts = spec.is_mixture
         self.shares_prefixes = not deterministic and any(mixer.window is None for mixer in spec.attentions)
 
     def decodes(self, rows: int, *, sharing: bool = False) -> list[Launch]:
@@ -188,6 +190,9 @@ def other_kernels(dry_run: StepDryRun, decode_sizes: list[int]) -> list[Launch]:
         for decodes in (0,) if dry_run.deterministic else (0, 1, 5, 16, 40):
             if length + decodes <= most and decodes < dry_run.max_rows:
                 launches += dry_run.prompts([length], decodes)
+    if dry_run.has_experts:  # the sort of their rows is compiled for each power of two
+        for length in (*(1 << bits for bits in range(most.bit_length())), most):
+            launches += dry_run.prompts([min(length, dry_run.max_context)])
     for params in OTHER_ROWS:
         for rows in (1, 8):
             launches += dry_run.samples(min(rows, dry_run.max_rows), params)

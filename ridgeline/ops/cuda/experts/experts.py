@@ -10,10 +10,11 @@ from torch import Tensor
 
 from ridgeline.ops.cuda.experts.group import group
 from ridgeline.ops.cuda.experts.grouped import combine, down_grouped, gate_up_grouped, row_block
-from ridgeline.ops.cuda.experts.mxfp4 import Mxfp4, down_mxfp4, gate_up_mxfp4
+from ridgeline.ops.cuda.experts.mxfp4 import down_mxfp4, gate_up_mxfp4
 from ridgeline.ops.cuda.experts.mxfp4_pairs import down_mxfp4_pairs, gate_up_mxfp4_pairs
 from ridgeline.ops.cuda.experts.pairs import down_pairs, gate_up_pairs
 from ridgeline.ops.cuda.experts.scratch import ExpertsScratch
+from ridgeline.ops.mxfp4 import Mxfp4
 
 MOST_PAIRED = 4  # tokens; beyond, pairs share experts too often
 FIXED_BLOCK = 64  # rows of a tile in deterministic mode

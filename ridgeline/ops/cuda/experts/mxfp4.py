@@ -7,7 +7,6 @@ range, multiplies it. The 2^63 that are left are multiplied with the sums. For b
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -21,8 +20,8 @@ from ridgeline.ops.cuda.experts.gating import gated
 from ridgeline.ops.cuda.experts.grouped import GroupedConfig
 from ridgeline.ops.cuda.experts.scratch import Groups
 from ridgeline.ops.cuda.launch import INTERPRETED, PDL, let_next_start, pdl_options, wait_for_inputs
+from ridgeline.ops.mxfp4 import Mxfp4
 
-BLOCK = 32  # numbers with one scale
 # Numbers of two words, whose halves are joined: shifted to the top of a half, then exponent and mantissa to
 # where a bfloat16 has them, sign kept, times the scale.
 _NUMBER = """
@@ -46,38 +45,6 @@ prmt.b32 scale, $10, $11, 0x5410;
     + "}"
 )
 _INTERPRETED = tl.constexpr(INTERPRETED)
-
-
-@dataclass(frozen=True, slots=True)
-class Mxfp4:
-    """One matrix of every expert: words int32 [E, rows, K / 8], scales uint8 [E, K / 32, rows].
-
-    Scales are turned against the checkpoint's order, so that a tile's scales lie side by side.
-    """
-
-    words: Tensor
-    scales: Tensor
-
-    @property
-    def shape(self) -> tuple[int, int, int]:
-        """[E, rows, K], as of a plain matrix."""
-        experts, rows, words = self.words.shape
-        return experts, rows, 8 * words
-
-
-def mxfp4(blocks: Tensor, scales: Tensor) -> Mxfp4:
-    """From the checkpoint's blocks uint8 [E, rows, K / 32, 16] and scales uint8 [E, rows, K / 32]."""
-    words = blocks.flatten(2).contiguous().view(torch.int32)
-    return Mxfp4(words, scales.transpose(1, 2).contiguous())
-
-
-def expanded(weight: Mxfp4) -> Tensor:
-    """[E, rows, K] float32: the exact values; for tests, and where nothing computes the format."""
-    nibbles = torch.stack([weight.words >> 4 * place & 15 for place in range(8)], dim=-1).flatten(2)
-    table = torch.tensor([0, 0.5, 1, 1.5, 2, 3, 4, 6], device=nibbles.device)
-    values = torch.where(nibbles >= 8, -table[nibbles & 7], table[nibbles & 7])
-    powers = torch.exp2(weight.scales.transpose(1, 2).double() - 127).float()
-    return values * powers.repeat_interleave(BLOCK, dim=2)
 
 
 def mxfp4_config(block_t: int) -> GroupedConfig:
