@@ -40,7 +40,8 @@ pytestmark = pytest.mark.skipif(not INTERPRETED, reason="a CUDA device is here; 
 SIZES = Sizes(step_tokens=12, max_running=4, num_blocks=16, max_context=64)
 SPECS = {name: spec for name, spec in ALL_SPECS.items() if refusal(spec, "cuda") is None}
 # The other routers have their tests in tests/ops/cuda.
-TRIED = [name for name in SPECS if not name.startswith("experts_") or name == "experts_parallel"]
+OTHER_EXPERTS = ("experts_parallel", "experts_sparsemixer")
+TRIED = [name for name in SPECS if not name.startswith("experts_") or name in OTHER_EXPERTS]
 
 
 @pytest.fixture(autouse=True)
