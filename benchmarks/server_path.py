@@ -84,9 +84,9 @@ class InstantRunner:
 
 
 def engine_process(report: Path, profile: bool, steps_per_s: float) -> None:
-    """`ridgeline.engine.link.process` with its runner replaced, and its stages' CPU time written down."""
-    from ridgeline.engine.link import process
-    from ridgeline.engine.run.sampler import Sampler
+    """`ridgeline.engine.link.engine_loop` with its runner replaced, and its stages' CPU time written down."""
+    from ridgeline.engine.link import engine_loop
+    from ridgeline.engine.run.host_sampler import HostSampler
     from ridgeline.models.text.tokenizer import Tokenizer
 
     spent = dict.fromkeys(STAGES, 0.0)
@@ -103,12 +103,12 @@ def engine_process(report: Path, profile: bool, steps_per_s: float) -> None:
 
         return wrapped
 
-    real_build = process.build_engine
+    real_build = engine_loop.build_engine
 
     def build(config: Any, path: Path, *rest: Any) -> Any:
         built = real_build(config, path, *rest)
         text_ids = Tokenizer.load(path).encode(SPECIMEN, add_special=False)
-        sampler = Sampler(built.spec.eos_ids)
+        sampler = HostSampler(built.spec.eos_ids)
         core = built.core
         core.runner = InstantRunner(sampler, text_ids, built.spec.vocab_size, config.max_running, steps_per_s)
         if not profile:
@@ -117,11 +117,11 @@ def engine_process(report: Path, profile: bool, steps_per_s: float) -> None:
             core.scheduler.apply = timed("apply", core.scheduler.apply)
         return built
 
-    process.build_engine = build
+    engine_loop.build_engine = build
     if not profile:
-        process.EngineLoop._publish = timed("publish", process.EngineLoop._publish)  # type: ignore[method-assign]
+        engine_loop.EngineLoop._publish = timed("publish", engine_loop.EngineLoop._publish)  # type: ignore[method-assign]
     signal.signal(signal.SIGUSR2, lambda *_: report.write_text(json.dumps({"steps": steps, "spent": spent})))
-    _run(process.main, report if profile else None)
+    _run(engine_loop.main, report if profile else None)
 
 
 def front_process(

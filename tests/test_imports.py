@@ -26,13 +26,13 @@ NEED_MESSAGES = {
     f"ridgeline.engine.{name}"
     for name in (
         "link.messages",
-        "link.process",
+        "link.engine_loop",
         "link.transport",
         "client.client",
         "client.open_embedding",
         "encoder.core",
         "encoder.build",
-        "encoder.process",
+        "encoder.encoder_loop",
         "encoder.runners",
         "grammar.library",  # the grammars' own library, and that alone
     )
@@ -71,10 +71,14 @@ NEED_TORCH = {
 }
 # What runs on a GPU, beside all of ridgeline.ops.cuda. It needs torch as well.
 NEED_TRITON = {
-    *(f"ridgeline.engine.run.cuda.{name}" for name in ("inputs", "runner", "sampling", "warm")),
+    *(f"ridgeline.engine.run.cuda.{name}" for name in ("inputs", "runner", "sampler", "warm")),
     "ridgeline.engine.start.cuda_trial",
     "ridgeline.engine.run.prompt_scores",
-    *(f"ridgeline.models.decoders.{name}" for name in ("cuda_buffers", "cuda_ffn", "cuda")),
+    "ridgeline.models.decoders.cuda",
+    *(
+        f"ridgeline.models.decoders.cuda_{part}"
+        for part in ("attention", "buffers", "few", "ffn", "layers", "step")
+    ),
 }
 GENERATE = """
 from ridgeline import LLM, SamplingParams
@@ -179,7 +183,7 @@ def test_everything_but_the_torch_backend_imports_without_torch():
     packages = ("ops", "models", "engine", "telemetry", "server", "cli")
     imported = run(without(TORCH_PACKAGES) + import_everything(packages, NEED_TORCH)).split()
     assert {
-        "ridgeline.engine.link.process",
+        "ridgeline.engine.link.engine_loop",
         "ridgeline.engine.run.native_runner",
         "ridgeline.server.process.main",
     } <= set(imported)

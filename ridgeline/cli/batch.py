@@ -136,16 +136,16 @@ async def _source(args: argparse.Namespace) -> AsyncIterator[tuple[Post, int, di
 
 @contextlib.asynccontextmanager
 async def _engine(config: EngineConfig) -> AsyncIterator[tuple[Post, int, dict[str, float]]]:
-    """A server's front over an engine of this process, without sockets."""
+    """A server's HTTP app over an engine of this process, without sockets."""
     from functools import partial
 
     from ridgeline.models.files.pull import ensure
     from ridgeline.server.app import app_over
     from ridgeline.server.batches.inner import post
     from ridgeline.server.config import ServerConfig
-    from ridgeline.server.front import Front, Model
     from ridgeline.server.process.setup import public_name
     from ridgeline.server.process.supervisor import Supervisor
+    from ridgeline.server.served_models import Model, ServedModels
     from ridgeline.telemetry import logs
     from ridgeline.telemetry.metrics import ServerMetrics
 
@@ -157,7 +157,7 @@ async def _engine(config: EngineConfig) -> AsyncIterator[tuple[Post, int, dict[s
         await supervisor.start()
         assert supervisor.client is not None
         name = public_name(config.model)
-        app = app_over(Front(server, [Model((name,), supervisor, ServerMetrics(name))]))
+        app = app_over(ServedModels(server, [Model((name,), supervisor, ServerMetrics(name))]))
         hello = supervisor.client.hello
         yield partial(post, app, None), 2 * hello.max_running, hello.limits
     finally:

@@ -11,7 +11,6 @@ from starlette.types import ASGIApp
 from ridgeline.server import health
 from ridgeline.server.batches import endpoints as batches
 from ridgeline.server.config import ServerConfig
-from ridgeline.server.front import Front, Model
 from ridgeline.server.http.endpoint import Endpoint, Generating
 from ridgeline.server.http.gate import Gate
 from ridgeline.server.http.unknown_path import UnknownPath
@@ -46,6 +45,7 @@ from ridgeline.server.openapi.handlers import self_description
 from ridgeline.server.records.state import StateStore
 from ridgeline.server.records.usage_book import RequestUsage, UsageBook, show_usage
 from ridgeline.server.responses_api import endpoints as responses
+from ridgeline.server.served_models import Model, ServedModels
 from ridgeline.server.vectors import endpoints as vectors
 
 CHAT_EXAMPLE = {"messages": [{"role": "user", "content": "What is the capital of France?"}], "max_tokens": 20}
@@ -152,15 +152,15 @@ ROUTES = [endpoint.route() for endpoint in ENDPOINTS]
 
 def build_app(config: ServerConfig, models: Sequence[Model], state: StateStore | None = None) -> ASGIApp:
     """The app for these models; the first is the default when a request names none."""
-    return app_over(Front(config, models, state))
+    return app_over(ServedModels(config, models, state))
 
 
-def app_over(front: Front) -> ASGIApp:
-    config = front.config
-    front.part(UsageBook)  # created now, so that it sees every request
+def app_over(served_models: ServedModels) -> ASGIApp:
+    config = served_models.config
+    served_models.part(UsageBook)  # created now, so that it sees every request
     unknown = UnknownPath(endpoint.path for endpoint in ENDPOINTS)
-    gate = Gate(Router(ROUTES, redirect_slashes=False, default=unknown), front)
-    app: ASGIApp = WebSockets(gate, front, [e.path for e in ENDPOINTS if e.events is not None])
+    gate = Gate(Router(ROUTES, redirect_slashes=False, default=unknown), served_models)
+    app: ASGIApp = WebSockets(gate, served_models, [e.path for e in ENDPOINTS if e.events is not None])
     if config.cors_origins:
         app = CORSMiddleware(
             app,

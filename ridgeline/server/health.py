@@ -16,8 +16,7 @@ import ridgeline
 from ridgeline.engine.errors import EngineDied
 from ridgeline.server.batches.conversion import converted
 from ridgeline.server.errors import NotReady
-from ridgeline.server.front import Front, Model
-from ridgeline.server.http.body import About, Body
+from ridgeline.server.http.body_fields import About, Body
 from ridgeline.server.http.field_types import Name
 from ridgeline.server.openai_api.bodies import (
     ExpertList,
@@ -29,6 +28,7 @@ from ridgeline.server.openai_api.bodies import (
     Version,
     encode,
 )
+from ridgeline.server.served_models import Model, ServedModels
 from ridgeline.telemetry.expert_load import imbalance
 from ridgeline.telemetry.metrics import render_all
 from ridgeline.telemetry.stats import EngineStats
@@ -63,15 +63,15 @@ async def health(request: Request) -> Response:
 
 async def home_page(request: Request) -> Response:
     """The page shown in a browser at the server's address."""
-    front = Front.of(request)
-    names = [name for model in front.models for name in model.names]
-    shown = None if front.config.needs_key else names
+    served_models = ServedModels.of(request)
+    names = [name for model in served_models.models for name in model.names]
+    shown = None if served_models.config.needs_key else names
     return Response(home.home_page("server", shown, LINKS), headers=home.HEADERS, media_type="text/html")
 
 
 async def ready(request: Request) -> Response:
     """200 if a new request would be computed now, else 503 and the reason."""
-    is_ready, reason = Front.of(request).ready()
+    is_ready, reason = ServedModels.of(request).ready()
     return _json(Readiness("ready" if is_ready else "not ready", reason), 200 if is_ready else 503)
 
 
@@ -81,7 +81,7 @@ async def version(request: Request) -> Response:
 
 async def metrics(request: Request) -> Response:
     scrapes = []
-    for model in Front.of(request).models:
+    for model in ServedModels.of(request).models:
         client = model.engine.client
         is_up = client is not None and not client.closed.is_set()
         if client is not None and is_up and client.hello.counts_experts:
@@ -94,22 +94,24 @@ async def metrics(request: Request) -> Response:
 
 
 async def list_models(request: Request) -> Response:
-    front = Front.of(request)
+    served_models = ServedModels.of(request)
     return _json(
-        ModelList(data=[_card(front, model, name) for model in front.models for name in model.names])
+        ModelList(
+            data=[_card(served_models, model, name) for model in served_models.models for name in model.names]
+        )
     )
 
 
 async def show_model(request: Request) -> Response:
-    front = Front.of(request)
-    served = front.served(request.path_params["model"])
-    return _json(_card(front, served.model, served.name))
+    served_models = ServedModels.of(request)
+    served = served_models.served(request.path_params["model"])
+    return _json(_card(served_models, served.model, served.name))
 
 
 async def steps(request: Request) -> Response:
     """An engine's last step records, oldest first, one JSON object per line."""
     query = converted(dict(request.query_params), StepsQuery)
-    client = Front.of(request).served(query.model).model.engine.client
+    client = ServedModels.of(request).served(query.model).model.engine.client
     if client is None:
         raise NotReady("the engine is not running")
     lines = [encode(record) for record in await client.dump_steps(query.since)]
@@ -119,7 +121,7 @@ async def steps(request: Request) -> Response:
 async def experts(request: Request) -> Response:
     """The tokens that chose each expert, by layer, since the engine started."""
     query = converted(dict(request.query_params), ExpertsQuery)
-    client = Front.of(request).served(query.model).model.engine.client
+    client = ServedModels.of(request).served(query.model).model.engine.client
     if client is None:
         raise NotReady("the engine is not running")
     layers = [
@@ -129,12 +131,12 @@ async def experts(request: Request) -> Response:
     return _json(ExpertList(data=layers))
 
 
-def _card(front: Front, model: Model, name: str) -> ModelCard:
+def _card(served_models: ServedModels, model: Model, name: str) -> ModelCard:
     client = model.engine.client
     max_context = client.hello.max_context if client else None
     limits = client.hello.limits if client and client.hello.limits else UNSET
     root = UNSET if name == model.names[0] else model.names[0]
-    task = front.task_of(model)
+    task = served_models.task_of(model)
     return ModelCard(
         id=name, created=_STARTED, max_model_len=max_context, task=task, root=root, limits=limits
     )

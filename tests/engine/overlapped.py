@@ -79,7 +79,7 @@ class Overlapped:
                     assert (output, final.finish_reason) == (alone, reason)
         assert self.scheduler.counters.output_tokens == told
         assert self.scheduler.pool.num_held == 0
-        assert set(self.device.newest) == set(self.scheduler._roster.retired), "rows are kept for nobody"
+        assert set(self.device.newest) == set(self.scheduler._sequences.retired), "rows are kept for nobody"
 
     def _record(self, deltas: list[SeqDelta]) -> None:
         for delta in deltas:

@@ -46,7 +46,7 @@ class PlayedEngine:
         self.socket = EngineSocket(path)
 
     async def received(self):
-        return await asyncio.to_thread(self.socket.inbox.get, timeout=10)
+        return await asyncio.to_thread(self.socket.arrivals.get, timeout=10)
 
     async def next(self, kind):
         number, message = await self.received()
@@ -296,7 +296,7 @@ async def test_the_engine_accepts_connections_again_after_too_many_open_files(en
             while not any("Too many open files" in record.message for record in caplog.records):
                 await asyncio.sleep(0.01)
             pinging = asyncio.create_task(served.ping())  # the connections it has are served meanwhile
-            while engine.socket.inbox.empty():
+            while engine.socket.arrivals.empty():
                 await asyncio.sleep(0.01)
     _, ping = await engine.next(Ping)
     engine.socket.send(number, Pong(ping.id, EngineStats()))

@@ -9,7 +9,7 @@ import pytest
 from ridgeline import AsyncClient, SamplingParams
 from ridgeline.engine.client.launch import EngineCannotStart
 from ridgeline.engine.errors import InvalidRequest
-from ridgeline.engine.link.process import EngineLoop
+from ridgeline.engine.link.engine_loop import EngineLoop
 from ridgeline.engine.link.transport import EngineSocket
 from tests.patience import PATIENCE_S
 

@@ -7,8 +7,8 @@ import pytest
 
 from ridgeline.engine.plan.request import Request, SamplingParams, Sequence
 from ridgeline.engine.plan.step import Sampled, StepPlan, StepRow
+from ridgeline.engine.run.host_sampler import HostSampler
 from ridgeline.engine.run.native_runner import NativeRunner, step_arrays
-from ridgeline.engine.run.sampler import Sampler
 from ridgeline.engine.run.torch_runner import input_row
 from ridgeline.ops.cpu.library import Format, NativeDecoder, pack_float
 from ridgeline.ops.inputs import StepInputs
@@ -75,7 +75,7 @@ def runner() -> NativeRunner:
     """With a decoder whose token 0 is NaN."""
     embedding = pack_float(Format.F32, floats(40, 32, seed=9))
     embedding.data.view(np.float32)[0] = np.nan  # [hidden][16]: the packing of floats refuses it
-    return NativeRunner(Watched(replace(tiny_table(), embedding=embedding), threads=2), Sampler((7,)), 8)
+    return NativeRunner(Watched(replace(tiny_table(), embedding=embedding), threads=2), HostSampler((7,)), 8)
 
 
 def samples(runner: NativeRunner, rows: list[StepRow]) -> list[list[Sampled]]:

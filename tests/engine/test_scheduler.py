@@ -341,7 +341,7 @@ class TestSeeds:
     def seeds(self, rng_seed: int, **params: object) -> list[int]:
         scheduler = Scheduler(limits(), rng=random.Random(rng_seed))
         scheduler.add(request("a", 4, **params))
-        (samples,) = scheduler._roster.samples.values()
+        (samples,) = scheduler._sequences.samples.values()
         return [seq.seed for seq in samples]
 
     def test_a_given_seed_is_the_first_samples_seed_and_decides_the_others(self) -> None:

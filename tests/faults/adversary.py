@@ -13,7 +13,7 @@ from typing import Any
 import msgspec
 
 from ridgeline.server.app import ENDPOINTS
-from ridgeline.server.http.body import fields_of
+from ridgeline.server.http.body_fields import fields_of
 from ridgeline.server.http.endpoint import Endpoint
 from ridgeline.server.openapi.schemas import structs_of
 

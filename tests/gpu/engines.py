@@ -18,7 +18,7 @@ from ridgeline.engine.plan.scheduler import Scheduler, SchedulerLimits
 from ridgeline.engine.plan.step import TokenLogprob
 from ridgeline.engine.run.core import EngineCore
 from ridgeline.engine.run.cuda.runner import CudaRunner
-from ridgeline.engine.run.sampler import Sampler
+from ridgeline.engine.run.host_sampler import HostSampler
 from ridgeline.engine.run.torch_runner import TorchRunner
 from ridgeline.models.decoders.reference import Decoder, allocate_kv
 from ridgeline.models.spec.ffn import Experts, Router
@@ -169,7 +169,7 @@ def torch_runner(spec: ModelSpec, weights: DecoderWeights, sizes: Sizes) -> Torc
     """The reference, on the CPU, over weights that are there."""
     decoder = Decoder(spec, weights, select_backend("torch"), sizes.max_context)
     kv = allocate_kv(spec, sizes.num_blocks, BLOCK_SIZE, weights.embed.dtype)
-    return TorchRunner(decoder, kv, BLOCK_SIZE, Sampler(spec.eos_ids))
+    return TorchRunner(decoder, kv, BLOCK_SIZE, HostSampler(spec.eos_ids))
 
 
 def serve(runner: Any, sizes: Sizes, work: Work, lookahead: int | None = None) -> list[list[Answer]]:

@@ -26,7 +26,7 @@ class Server:
         self.stage = Stage(script, ServerConfig(**config), state)
         headers = {"authorization": f"Bearer {config['api_keys'][0]}"} if "api_keys" in config else {}
         self.http = self.stage.http(headers=headers)
-        self.batches = self.stage.front.part(Batches)
+        self.batches = self.stage.served_models.part(Batches)
 
     async def __aenter__(self) -> Server:
         keys = self.stage.config.accepted_keys()

@@ -14,9 +14,9 @@ import httpx
 
 from ridgeline.server.app import app_over
 from ridgeline.server.config import ServerConfig
-from ridgeline.server.front import Front, Model
 from ridgeline.server.process.main import http_server
 from ridgeline.server.records.state import StateStore
+from ridgeline.server.served_models import Model, ServedModels
 from ridgeline.telemetry.metrics import ServerMetrics
 from tests.server.scripted_client import Script, ScriptedClient, ScriptedSupervisor, say
 
@@ -39,8 +39,8 @@ class Stage:
         self.supervisor = ScriptedSupervisor(self.client)
         self.metrics = ServerMetrics("m")
         model = Model(("m", "alias"), self.supervisor, self.metrics)
-        self.front = Front(self.config, [model], self.state)
-        self.app = app_over(self.front)
+        self.served_models = ServedModels(self.config, [model], self.state)
+        self.app = app_over(self.served_models)
 
     def metrics_text(self) -> str:
         return self.metrics.render(self.client.stats)[0].decode()

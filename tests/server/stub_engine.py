@@ -28,7 +28,7 @@ def main() -> None:
         time.sleep(600)
     socket = EngineSocket(path)
     while True:
-        number, message = socket.inbox.get()
+        number, message = socket.arrivals.get()
         match message:
             case Opened():
                 socket.send(number, Pong(0, EngineStats()) if behaviour == "rude" else HELLO)

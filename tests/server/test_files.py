@@ -115,7 +115,7 @@ class TestKeeping:
         sooner = {"expires_after[anchor]": "created_at", "expires_after[seconds]": "3600"}
         short = (await upload(http, **sooner)).json()
         long = (await upload(http)).json()
-        await stage.front.part(Batches).store.sweep(short["expires_at"] + 1, 0)
+        await stage.served_models.part(Batches).store.sweep(short["expires_at"] + 1, 0)
         assert kept_files(state) == [long["id"]]
         assert (await http.get(f"/v1/files/{short['id']}")).status_code == 404
 
@@ -166,7 +166,7 @@ class TestRefusals:
 
     async def test_too_large_a_file_is_refused_while_it_comes(self, state: StateStore) -> None:
         stage = Stage(state=state)
-        stage.front.config = replace(stage.config, max_file_bytes=1000)
+        stage.served_models.config = replace(stage.config, max_file_bytes=1000)
         async with stage.http() as http:
             assert (await upload(http, b"x" * 1000)).status_code == 200
             answer = await upload(http, b"x" * 1001)
@@ -175,7 +175,7 @@ class TestRefusals:
 
     async def test_no_more_is_kept_than_there_is_room_for(self, state: StateStore) -> None:
         stage = Stage(state=state)
-        stage.front.config = replace(stage.config, max_stored_bytes=1500)
+        stage.served_models.config = replace(stage.config, max_stored_bytes=1500)
         async with stage.http() as http:
             assert (await upload(http, b"x" * 1000)).status_code == 200
             assert (await upload(http, b"x" * 1000)).status_code == 413

@@ -19,7 +19,7 @@ from openai.types.chat import completion_create_params as chat_create_params
 
 from ridgeline.server.app import ENDPOINTS
 from ridgeline.server.errors import ErrorCode
-from ridgeline.server.http.body import About, fields_of
+from ridgeline.server.http.body_fields import About, fields_of
 from ridgeline.server.openai_api import protocol
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "http-api.md"

@@ -11,7 +11,7 @@ from pathlib import Path
 import msgspec
 
 from ridgeline.server.app import ENDPOINTS
-from ridgeline.server.http.body import fields_of
+from ridgeline.server.http.body_fields import fields_of
 from ridgeline.server.responses_api.protocol import ResponseTool
 from ridgeline.web.response_tools import NOT_OFFERED
 from tests.server.test_http_api_page import _nested

@@ -12,7 +12,7 @@ from anthropic import types
 
 from ridgeline.engine.errors import EngineDied, QueueFull
 from ridgeline.server.config import ServerConfig
-from ridgeline.server.http.body import Body, fields_of
+from ridgeline.server.http.body_fields import Body, fields_of
 from ridgeline.server.messages_api import request
 from tests.server.messages import ASK, MESSAGES, WEATHER, sdk, stage_that_says
 from tests.server.scripted_client import fail

@@ -14,7 +14,7 @@ import pytest
 from jsonschema import Draft202012Validator
 
 from ridgeline.server.app import ENDPOINTS, ROUTES
-from ridgeline.server.http.body import Body, fields_of
+from ridgeline.server.http.body_fields import Body, fields_of
 from ridgeline.server.http.endpoint import Endpoint
 from ridgeline.server.http.gate import OPEN_PATHS
 from ridgeline.server.openapi.schemas import structs_of

@@ -13,7 +13,7 @@ import pytest
 from ridgeline.lab.traffic.traces import read_recorded
 from ridgeline.options import OptionError
 from ridgeline.server.config import ServerConfig
-from ridgeline.server.process.main import _front
+from ridgeline.server.process.main import _served_models
 from ridgeline.server.records import recording
 from ridgeline.server.records.recording import EndedRequest, TrafficRecorder
 from tests.server.scripted_client import hang
@@ -39,11 +39,11 @@ def recorded(path: Path, *requests: EndedRequest, max_bytes: int = MANY) -> list
 async def test_a_request_leaves_one_line_with_lengths_and_no_content(tmp_path: Path) -> None:
     path = tmp_path / "traffic.jsonl"
     stage = Stage()
-    stage.front.recorder = TrafficRecorder(path, MANY)
+    stage.served_models.recorder = TrafficRecorder(path, MANY)
     secret = "the password is swordfish"
     assert (await stage.post(CHAT, {**HELLO, "messages": [{"role": "user", "content": secret}]})).is_success
     assert (await stage.post(COMPLETIONS, {"prompt": [[1, 2], [3]], "n": 2, "max_tokens": 9})).is_success
-    stage.front.recorder.close()
+    stage.served_models.recorder.close()
     text = path.read_text()
     lines = [json.loads(line) for line in text.splitlines()]
     assert [line["endpoint"] for line in lines] == [CHAT] + [COMPLETIONS] * 4
@@ -54,8 +54,8 @@ async def test_a_request_leaves_one_line_with_lengths_and_no_content(tmp_path: P
 
 
 def test_a_server_records_only_where_it_was_told_to(tmp_path: Path) -> None:
-    assert _front([], ServerConfig(), None).recorder is None  # type: ignore[arg-type]
-    told = _front([], ServerConfig(record_traffic=tmp_path / "a"), None)  # type: ignore[arg-type]
+    assert _served_models([], ServerConfig(), None).recorder is None  # type: ignore[arg-type]
+    told = _served_models([], ServerConfig(record_traffic=tmp_path / "a"), None)  # type: ignore[arg-type]
     assert told.recorder is not None
     told.recorder.close()
     assert (tmp_path / "a").exists()
@@ -64,14 +64,14 @@ def test_a_server_records_only_where_it_was_told_to(tmp_path: Path) -> None:
 async def test_an_aborted_request_is_recorded_with_what_it_got(tmp_path: Path) -> None:
     path = tmp_path / "traffic.jsonl"
     stage = Stage(script=hang(after="four"))
-    stage.front.recorder = TrafficRecorder(path, MANY)
+    stage.served_models.recorder = TrafficRecorder(path, MANY)
     async with stage.served() as http:
         async with http.stream("POST", CHAT, json={**HELLO, "stream": True}) as answer:
             async for line in answer.aiter_lines():
                 if "four" in line:
                     break
         await until(path.read_text)
-    stage.front.recorder.close()
+    stage.served_models.recorder.close()
     line = json.loads(path.read_text())
     assert (line["end"], line["output_length"]) == ("abort", 4)
 

@@ -118,14 +118,14 @@ async def test_one_that_ends_while_it_is_cancelled_is_told_as_it_ended(
     signal = asyncio.Event()
     stage = keeping(tmp_path, upon(signal, "so", " far"))
     body = await begin(stage)
-    store = stage.front.part(Responses).store
+    store = stage.served_models.part(Responses).store
     assert store is not None
     read = store.get
 
     async def read_before_it_ended(id: str) -> ResponseBody | None:
         found = await read(id)
         signal.set()
-        await stage.front.part(Responses).background.ended(5.0)
+        await stage.served_models.part(Responses).background.ended(5.0)
         return found
 
     monkeypatch.setattr(store, "get", read_before_it_ended)
@@ -208,7 +208,7 @@ async def test_its_stream_may_be_left_and_taken_up_where_it_was(tmp_path: Path) 
 async def test_a_long_log_is_replayed_in_parts(tmp_path: Path) -> None:
     stage = keeping(tmp_path, say("x" * 1000))
     first = await stage.post(RESPONSES, {**ASKED, "stream": True})
-    (run,) = stage.front.part(Responses).background._ended.values()
+    (run,) = stage.served_models.part(Responses).background._ended.values()
     sent: list[bytes] = []
 
     async def connected() -> Message:
@@ -284,7 +284,7 @@ async def test_a_server_that_ends_waits_until_what_has_ended_is_stored(tmp_path:
     assert stage.state is not None
     busy = asyncio.create_task(stage.state.run(lambda connection: time.sleep(0.1)))
     signal.set()
-    await stage.front.part(Responses).background.ended(5.0)
+    await stage.served_models.part(Responses).background.ended(5.0)
     assert busy.done()
     stage.state.close()
     assert (await now(keeping(tmp_path), body["id"]))["status"] == "completed"
@@ -297,7 +297,7 @@ async def test_logs_of_ended_streams_are_bounded(tmp_path: Path, monkeypatch: An
     for _ in range(4):
         text = (await stage.post(RESPONSES, {**ASKED, "stream": True})).text
         ids.append(told(text)[0]["response"]["id"])
-    background = stage.front.part(Responses).background
+    background = stage.served_models.part(Responses).background
     await until(lambda: not any(background.running(id) for id in ids))
     assert [background.streamed(id) is not None for id in ids] == [False, False, True, True]
     with contextlib.suppress(KeyError):

@@ -21,8 +21,8 @@ from ridgeline.options import OptionError, build, given_flags
 from ridgeline.server.app import build_app
 from ridgeline.server.config import ServerConfig
 from ridgeline.server.errors import ApiError
-from ridgeline.server.front import Front, Model
 from ridgeline.server.process.setup import ModelSetup, named, sharing_memory
+from ridgeline.server.served_models import Model, ServedModels
 from ridgeline.telemetry.metrics import ServerMetrics
 from tests.server.scripted_client import ScriptedClient, ScriptedSupervisor, fail, say
 from tests.server.stage import CHAT, HELLO
@@ -151,11 +151,11 @@ def test_every_name_that_models_list_has_for_a_model_is_accepted(capsys: pytest.
     for asked_for in (known["name"], *known["aliases"]):
         (setup,) = setups([asked_for])
         assert setup.names == (asked_for,)
-        front = Front(ServerConfig(), [served_by(setup)])
+        served_models = ServedModels(ServerConfig(), [served_by(setup)])
         for name in (known["name"], *known["aliases"]):
-            assert front.served(name).model.names == (asked_for,)
+            assert served_models.served(name).model.names == (asked_for,)
         with pytest.raises(ApiError, match="is not served here"):
-            front.served("gemma3")
+            served_models.served("gemma3")
 
 
 def test_a_name_that_was_chosen_is_not_shared_and_chosen_names_alone_are_accepted() -> None:

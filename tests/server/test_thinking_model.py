@@ -17,7 +17,7 @@ import pytest
 from ridgeline.engine.client.client import AsyncClient
 from ridgeline.server.app import build_app
 from ridgeline.server.config import ServerConfig
-from ridgeline.server.front import Model
+from ridgeline.server.served_models import Model
 from ridgeline.telemetry.metrics import ServerMetrics
 from tests.server.events import chunks
 from tests.server.scripted_client import ScriptedSupervisor

@@ -1,6 +1,6 @@
 """EncoderCore: the body of an encoder's loop: queue, runner and the engine's own metrics.
 
-Driven by `encoder.process`. A step is one forward pass over whole texts of several requests; no state is
+Driven by `encoder_loop`. A step is one forward pass over whole texts of several requests; no state is
 kept between steps. An error in one request does not affect the others.
 """
 

@@ -1,7 +1,7 @@
-"""The engine's end of the local socket: sends frames at once; a thread reads incoming frames into an inbox.
+"""The engine's end of the local socket: sends frames at once; a thread reads incoming frames into a queue.
 
 The engine loop never waits for a client: the thread later writes what the kernel does not accept at once, and
-a slow client only grows its own buffer. Connections are numbered; the inbox reports closed ones.
+a slow client only grows its own buffer. Connections are numbered; `arrivals` reports closed ones too.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class Woken:
     """Wakes the loop because something inside the engine is ready. Not a message."""
 
 
-InboxItem = tuple[int, ToEngine | Opened | Closed | Woken]
+Arrival = tuple[int, ToEngine | Opened | Closed | Woken]
 
 
 @dataclass
@@ -58,10 +58,10 @@ class _Connection:
 
 
 class EngineSocket:
-    """Listens on a Unix socket. `inbox` yields (connection number, message)."""
+    """Listens on a Unix socket. `arrivals` yields (connection number, message)."""
 
     def __init__(self, path: Path) -> None:
-        self.inbox: queue.SimpleQueue[InboxItem] = queue.SimpleQueue()
+        self.arrivals: queue.SimpleQueue[Arrival] = queue.SimpleQueue()
         self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         self._listener.bind(str(path))
         os.chmod(path, 0o600)
@@ -78,20 +78,20 @@ class EngineSocket:
         self._selector.register(self._wake_read, selectors.EVENT_READ, "wake")
         threading.Thread(target=self._run, name="engine-socket", daemon=True).start()
 
-    def arrived(self, timeout_s: float | None) -> Iterator[InboxItem]:
+    def arrived(self, timeout_s: float | None) -> Iterator[Arrival]:
         """Everything that has arrived. Waits up to `timeout_s` for the first; None: does not wait."""
         try:
             if timeout_s is not None:
-                yield self.inbox.get(timeout=timeout_s)
+                yield self.arrivals.get(timeout=timeout_s)
             while True:
-                yield self.inbox.get_nowait()
+                yield self.arrivals.get_nowait()
         except queue.Empty:
             return
 
     def send(self, number: int, message: ToFront) -> None:
         """Write a message to the socket, or queue what the kernel does not accept at once.
 
-        Dropped silently if the client has disconnected (Closed is in the inbox by then).
+        Dropped silently if the client has disconnected (Closed has arrived by then).
         """
         data = frame(message)
         with self._lock:
@@ -170,7 +170,7 @@ class EngineSocket:
         self._next_number += 1
         with self._lock:
             self._connections[number] = _Connection(connected)
-        self.inbox.put((number, Opened()))
+        self.arrivals.put((number, Opened()))
 
     def _serve(self, number: int, events: int) -> None:
         connection = self._connections[number]
@@ -202,11 +202,11 @@ class EngineSocket:
                 return
             body = bytes(received[FRAME_HEADER.size : end])
             del received[:end]
-            self.inbox.put((number, decode_to_engine(body)))
+            self.arrivals.put((number, decode_to_engine(body)))
 
     def _drop(self, number: int) -> None:
         with self._lock:
             connection = self._connections.pop(number)
         self._selector.unregister(connection.socket)
         connection.socket.close()
-        self.inbox.put((number, Closed()))
+        self.arrivals.put((number, Closed()))

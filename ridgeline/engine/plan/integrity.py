@@ -10,8 +10,8 @@ from collections.abc import Collection, Iterable
 
 from ridgeline.engine.kv.block_pool import PoolCorrupted
 from ridgeline.engine.kv.sequence_blocks import SequenceBlocks
-from ridgeline.engine.plan.queue import ServiceOrder
 from ridgeline.engine.plan.request import SeqState, Sequence
+from ridgeline.engine.plan.service_order import ServiceOrder
 from ridgeline.engine.plan.step import StepPlan
 
 

@@ -25,7 +25,7 @@ from ridgeline.engine.plan.forecast import OutputLengths
 from ridgeline.engine.plan.intake import SchedulerLimits, make_sequences, refuse_unservable
 from ridgeline.engine.plan.integrity import check_integrity
 from ridgeline.engine.plan.request import FinishReason, Request, SeqState, Sequence, is_background
-from ridgeline.engine.plan.roster import Roster
+from ridgeline.engine.plan.sequence_states import SequenceStates
 from ridgeline.engine.plan.step import RowResult, SeqDelta, StepPlan, StepResult, StepRow
 from ridgeline.engine.plan.step_budget import LEAST_TOKENS, StepBudget
 from ridgeline.telemetry.stats import EngineStats
@@ -52,10 +52,10 @@ class Scheduler:
         self.pool = BlockPool(limits.num_blocks, limits.block_size, self.index)
         self.blocks = SequenceBlocks(self.pool, limits.prefix_cache)
         self.output_lengths = output_lengths or OutputLengths()
-        self._roster = Roster(self.blocks, self.output_lengths)
-        self.waiting = self._roster.waiting
-        self.running = self._roster.running
-        self.counters = self._roster.counters
+        self._sequences = SequenceStates(self.blocks, self.output_lengths)
+        self.waiting = self._sequences.waiting
+        self.running = self._sequences.running
+        self.counters = self._sequences.counters
         self._rng = rng or random.Random()
         self._in_flight: deque[StepPlan] = deque()  # scheduled, not yet applied
         self._preempting: Sequence | None = None  # in flight, to be preempted when it has landed
@@ -68,25 +68,27 @@ class Scheduler:
 
     def add(self, request: Request) -> None:
         """Accept a request, or raise InvalidRequest or QueueFull. Accepted requests finish or are aborted."""
-        if request.request_id in self._roster.samples:
+        if request.request_id in self._sequences.samples:
             raise InvalidRequest("request_id", f"{request.request_id!r} is already being served")
         refuse_unservable(request, self.limits)
         waiting = self._num_waiting(background=is_background(request.priority))
         if waiting >= self.limits.max_waiting:
-            raise QueueFull(waiting, self._roster.completion_rate.retry_after_s(waiting))
+            raise QueueFull(waiting, self._sequences.completion_rate.retry_after_s(waiting))
         samples = make_sequences(request, self.limits, self._num_added, lambda: self._rng.getrandbits(63))
         self._num_added += 1
-        self._roster.add(samples)
+        self._sequences.add(samples)
 
     def abort(self, request_id: str, now: float, index: int | None = None) -> list[SeqDelta]:
         """End a request, or one of its samples that already has output. Finished samples are not changed.
 
         Blocks are freed at once, or, if a step in flight writes them, when that step is applied.
         """
-        samples = self._roster.samples.get(request_id, [])
+        samples = self._sequences.samples.get(request_id, [])
         chosen = samples if index is None else [s for s in samples if s.index == index and s.num_output]
         return [
-            self._roster.fail(s, FinishReason.ABORT, now) for s in chosen if s.state is not SeqState.FINISHED
+            self._sequences.fail(s, FinishReason.ABORT, now)
+            for s in chosen
+            if s.state is not SeqState.FINISHED
         ]
 
     # ── the step ─────────────────────────────────────────────────────────────────────────────────────────
@@ -108,7 +110,7 @@ class Scheduler:
         if plan:
             self._num_scheduled += 1
             self._in_flight.append(plan)
-            plan.retired, self._roster.retired = self._roster.retired, []
+            plan.retired, self._sequences.retired = self._sequences.retired, []
         return plan
 
     def apply(self, result: StepResult, now: float) -> list[SeqDelta]:
@@ -118,9 +120,9 @@ class Scheduler:
         plan = self._in_flight.popleft()
         deltas: list[SeqDelta] = []
         for row, outcome in zip(plan.rows, result.rows, strict=True):
-            self._roster.land(row)
+            self._sequences.land(row)
             if row.seq.state is not SeqState.FINISHED:  # else it finished in flight: discard the token
-                self._roster.apply_row(row, outcome, now, deltas)
+                self._sequences.apply_row(row, outcome, now, deltas)
         self.counters.steps += 1
         self.counters.last_step_end = now
         self._shedding = False
@@ -146,15 +148,15 @@ class Scheduler:
         self._shedding = True
         self.budget.reduce()
         for row in plan.rows:
-            self._roster.land(row)
+            self._sequences.land(row)
             if not row.seq.furthest:
                 row.seq.timing.first_prefill = None
         alive = sorted((row.seq for row in plan.rows if row.seq.state is SeqState.RUNNING), key=_order)
         if len(plan.rows) == len(alive) == 1 and plan.num_tokens <= LEAST_TOKENS:
             error = "out of memory: the device cannot compute this sequence on its own"
             return [
-                self._roster.fail(seq, FinishReason.ERROR, now, error)
-                for seq in self._roster.dependents(alive[0])
+                self._sequences.fail(seq, FinishReason.ERROR, now, error)
+                for seq in self._sequences.dependents(alive[0])
             ]
         # The block table already names the copy, but the copy was never made.
         targets = {copy.target for copy in plan.copies}
@@ -195,7 +197,7 @@ class Scheduler:
         staying, preemptible = (running.all, []) if background else (running.interactive, running.background)
         if len(staying) >= self.limits.max_running:
             return room
-        draining_blocks = sum(len(seq.block_table) for seq in self._roster.draining)
+        draining_blocks = sum(len(seq.block_table) for seq in self._sequences.draining)
         admission = Admission(
             self.limits, self.blocks, self.output_lengths, staying, preemptible, draining_blocks
         )
@@ -206,7 +208,7 @@ class Scheduler:
                 break
             if not self._make_room(seq, hits, admission, plan):
                 break
-            self._roster.admit(seq, hits, now)
+            self._sequences.admit(seq, hits, now)
             admission.admitted(seq, hits)
             room -= self._compute(seq, room, plan, now)
         return room
@@ -238,7 +240,7 @@ class Scheduler:
     def _make_room(self, seq: Sequence, hits: list[int], admission: Admission, plan: StepPlan) -> bool:
         """Whether `seq` has slots and blocks now. Preempts running background sequences if needed."""
         while not admission.fits_now(seq, hits):
-            if self._roster.draining or not admission.preemptible:
+            if self._sequences.draining or not admission.preemptible:
                 return False
             victim = admission.preemptible[-1]
             # As in _reserve(); no other background sequence is planned while `seq` waits.
@@ -274,7 +276,7 @@ class Scheduler:
         seq.in_flight += count
         samplers: tuple[Sequence, ...] = ()
         if start + count == length:
-            samplers = self._roster.dependents(seq)
+            samplers = self._sequences.dependents(seq)
             seq.pending += 1
             for sibling in samplers[1:]:
                 sibling.steps_in_flight += 1
@@ -293,7 +295,7 @@ class Scheduler:
         a later step, when it has landed and all its tokens are known.
         """
         while not self.blocks.make_writable(seq, position, plan.copies):
-            if self._roster.draining:
+            if self._sequences.draining:
                 return False  # their blocks are released when the step in flight lands
             victim = self.running.last
             if victim.steps_in_flight:
@@ -305,7 +307,7 @@ class Scheduler:
         return True
 
     def _preempt(self, seq: Sequence, plan: StepPlan) -> None:
-        self._roster.preempt(seq)
+        self._sequences.preempt(seq)
         plan.preempted.append(seq)
 
     # ── what can be seen from outside ────────────────────────────────────────────────────────────────────
@@ -350,7 +352,7 @@ class Scheduler:
             self.blocks,
             self.running,
             self.waiting,
-            self._roster.draining,
+            self._sequences.draining,
             self._in_flight,
-            self._roster.samples.values(),
+            self._sequences.samples.values(),
         )

@@ -1,6 +1,6 @@
 """EngineCore: the body of the engine's loop: scheduler, runner and the engine's own metrics.
 
-Driven by `process` (one engine behind a socket) and by `llm` (in the caller's process). `step()` is one
+Driven by `engine_loop` (one engine behind a socket) and by `llm` (in the caller's process). `step()` is one
 iteration of the loop, plain or overlapped. It waits only for the device and does no other I/O.
 """
 
@@ -33,8 +33,8 @@ class StepInFlight:
 
     plan: StepPlan
     planned_from: float
-    launched: float
-    ticket: Any = None
+    launched_at: float
+    launched_step: Any = None  # what the runner's `launch` returned
 
 
 class EngineCore:
@@ -61,7 +61,7 @@ class EngineCore:
         self.grammars = grammars
         self._grammar_queue = GrammarQueue()  # requests whose grammar is being compiled
         self._device = runner if isinstance(runner, DeviceRunner) else None
-        self._flights: deque[StepInFlight] = deque()  # launched, not yet collected
+        self._steps_in_flight: deque[StepInFlight] = deque()  # launched, not yet collected
         self._counted_before: dict[int, list[int]] = {}  # tokens of the warm-up, by layer and expert
         most = self._device.lookahead if self._device else 0
         scheduler.lookahead = most if lookahead is None else min(lookahead, most)
@@ -140,24 +140,24 @@ class EngineCore:
                 return self._overlapped_step(self._device)
             return self._plain_step()
         except BaseException:
-            self._flights.clear()
+            self._steps_in_flight.clear()
             self.scheduler.abandon("interrupted", self._clock())
             raise
 
     def _plain_step(self) -> list[SeqDelta]:
         """Plan, compute, apply."""
-        flight = self._plan()
-        if flight is None:
+        step = self._plan()
+        if step is None:
             return []
         try:
-            result = self.runner.execute(flight.plan)
+            result = self.runner.execute(step.plan)
         except DeviceOutOfMemory as error:
-            return self._shed(flight, error)
+            return self._shed(step, error)
         except DeviceLost:
             raise
         except Exception:
-            result = self._execute_one_by_one(flight.plan)
-        return self._land(flight, result)
+            result = self._execute_one_by_one(step.plan)
+        return self._land(step, result)
 
     def _overlapped_step(self, device: DeviceRunner) -> list[SeqDelta]:
         """Plan, launch, and only then read the previous step, so that the device always has work.
@@ -165,20 +165,20 @@ class EngineCore:
         A grammar knows its allowed tokens only after the previous token is read. So rows under a grammar are
         sampled after that read, while the forward pass that was just launched runs.
         """
-        flight = self._plan()
-        if flight is not None:
+        step = self._plan()
+        if step is not None:
             try:
-                flight.ticket = device.launch(flight.plan)
+                step.launched_step = device.launch(step.plan)
             except DeviceLost:
                 raise
             except Exception as error:
-                return self._recover(flight, error, device)
-            self._flights.append(flight)
+                return self._recover(step, error, device)
+            self._steps_in_flight.append(step)
         deltas: list[SeqDelta] = []
-        if self._flights and (flight is None or len(self._flights) > self.scheduler.lookahead):
+        if self._steps_in_flight and (step is None or len(self._steps_in_flight) > self.scheduler.lookahead):
             deltas = self._collect(device)
-        if flight is not None:
-            deltas += self._complete(flight, device)
+        if step is not None:
+            deltas += self._complete(step, device)
         return deltas
 
     def drain(self) -> list[SeqDelta]:
@@ -233,61 +233,61 @@ class EngineCore:
 
     def _collect(self, device: DeviceRunner) -> list[SeqDelta]:
         """Collect the oldest step in flight. If it failed, all its rows end: their KV is undefined."""
-        flight = self._flights.popleft()
+        step = self._steps_in_flight.popleft()
         try:
-            result = device.collect(flight.ticket)
+            result = device.collect(step.launched_step)
         except DeviceLost:
             raise
         except Exception as error:
-            log.exception("step %d failed on the device; ending its sequences", flight.plan.step_id)
-            result = StepResult([RowResult(error=_failure(error))] * len(flight.plan.rows))
-        return self._land(flight, result)
+            log.exception("step %d failed on the device; ending its sequences", step.plan.step_id)
+            result = StepResult([RowResult(error=_failure(error))] * len(step.plan.rows))
+        return self._land(step, result)
 
-    def _complete(self, flight: StepInFlight, device: DeviceRunner) -> list[SeqDelta]:
+    def _complete(self, step: StepInFlight, device: DeviceRunner) -> list[SeqDelta]:
         """Finish the newest step: the part that needed the previous step to be applied first."""
         try:
-            device.complete(flight.ticket)
+            device.complete(step.launched_step)
         except DeviceLost:
             raise
         except Exception as error:
-            self._flights.pop()
-            return self._recover(flight, error, device)
+            self._steps_in_flight.pop()
+            return self._recover(step, error, device)
         return []
 
-    def _recover(self, flight: StepInFlight, error: Exception, device: DeviceRunner) -> list[SeqDelta]:
+    def _recover(self, step: StepInFlight, error: Exception, device: DeviceRunner) -> list[SeqDelta]:
         """The newest step could not be launched, or only in part."""
         deltas = self._collect_all(device)  # first: its rows may depend on what is in flight
         if isinstance(error, DeviceOutOfMemory):
-            return deltas + self._shed(flight, error)
-        return deltas + self._land(flight, self._execute_one_by_one(flight.plan))
+            return deltas + self._shed(step, error)
+        return deltas + self._land(step, self._execute_one_by_one(step.plan))
 
     def _collect_all(self, device: DeviceRunner) -> list[SeqDelta]:
         deltas: list[SeqDelta] = []
-        while self._flights:
+        while self._steps_in_flight:
             deltas += self._collect(device)
         return deltas
 
-    def _land(self, flight: StepInFlight, result: StepResult) -> list[SeqDelta]:
+    def _land(self, step: StepInFlight, result: StepResult) -> list[SeqDelta]:
         ended = self._clock()
         budget, before = self.scheduler.budget, self.scheduler.budget.tokens
         deltas = self.scheduler.apply(result, ended)
         if budget.tokens > before:
             log.info("steps have succeeded again: the step budget is back to %d tokens", budget.tokens)
-        self.steps.append(_record(flight, self.last_step_end, ended))
+        self.steps.append(_record(step, self.last_step_end, ended))
         self.last_step_end = ended
         self._checked = False
         return deltas
 
-    def _shed(self, flight: StepInFlight, error: DeviceOutOfMemory) -> list[SeqDelta]:
+    def _shed(self, step: StepInFlight, error: DeviceOutOfMemory) -> list[SeqDelta]:
         """No other step is in flight, and this one has no result."""
         deltas = self.scheduler.shed(self._clock())
         self._checked = False
         log.error(
             "out of device memory in step %d with %d rows, %d tokens (%s); steps are limited to %d tokens"
             " until %d steps have succeeded. Lower --max-running or --step-tokens to avoid this",
-            flight.plan.step_id,
-            len(flight.plan.rows),
-            flight.plan.num_tokens,
+            step.plan.step_id,
+            len(step.plan.rows),
+            step.plan.num_tokens,
             error,
             self.scheduler.budget.tokens,
             self.scheduler.budget.trial_steps,
@@ -318,12 +318,12 @@ def _failure(error: Exception) -> str:
     return f"the forward pass failed: {type(error).__name__}: {error}"
 
 
-def _record(flight: StepInFlight, last_end: float, ended: float) -> StepRecord:
+def _record(step: StepInFlight, last_end: float, ended: float) -> StepRecord:
     return StepRecord(
-        flight.plan.step_id,
-        flight.planned_from,
-        *flight.plan.work,
-        wall_s=ended - flight.launched,
-        schedule_s=flight.launched - flight.planned_from,
-        busy_s=ended - max(flight.launched, last_end),
+        step.plan.step_id,
+        step.planned_from,
+        *step.plan.work,
+        wall_s=ended - step.launched_at,
+        schedule_s=step.launched_at - step.planned_from,
+        busy_s=ended - max(step.launched_at, last_end),
     )

@@ -12,8 +12,8 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from ridgeline.engine.plan.step import StepPlan, StepResult, StepRow
+from ridgeline.engine.run.host_sampler import HostSampler
 from ridgeline.engine.run.runner import best_token_result, logits_from, step_result, want_best_tokens_alone
-from ridgeline.engine.run.sampler import Sampler
 from ridgeline.ops.cpu.library import NativeDecoder
 
 Ints = np.ndarray[Any, np.dtype[np.int32]]
@@ -32,7 +32,7 @@ class StepArrays(NamedTuple):
 class NativeRunner:
     name = "native"
 
-    def __init__(self, decoder: NativeDecoder, sampler: Sampler, max_rows: int) -> None:
+    def __init__(self, decoder: NativeDecoder, sampler: HostSampler, max_rows: int) -> None:
         """`max_rows`: sequences that commonly sample in one step; a permanent buffer holds their logits."""
         self.decoder = decoder
         self._sampler = sampler

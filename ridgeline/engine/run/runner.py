@@ -12,7 +12,7 @@ from typing import Any, Protocol, runtime_checkable
 
 from ridgeline.engine.plan.request import SamplingParams, Sequence
 from ridgeline.engine.plan.step import RowResult, Sampled, StepPlan, StepResult, StepRow
-from ridgeline.engine.run.sampler import Logits, Sampler, wants_best_token
+from ridgeline.engine.run.host_sampler import HostSampler, Logits, wants_best_token
 
 
 class Runner(Protocol):
@@ -48,7 +48,7 @@ class DeviceRunner(Runner, Protocol):
     lookahead: int  # steps that may be launched before the oldest in flight is collected: 0 or 1
 
     def launch(self, plan: StepPlan) -> Any:
-        """Start the plan on the device and return a ticket for its result, without waiting.
+        """Start the plan on the device and return the launched step, without waiting.
 
         Steps take effect in launch order. The tokens and block tables of its sequences are not read after
         this returns. Raises DeviceOutOfMemory if the device lacks memory, and DeviceLost if it cannot
@@ -56,12 +56,12 @@ class DeviceRunner(Runner, Protocol):
         """
         ...
 
-    def complete(self, ticket: Any) -> None:
+    def complete(self, launched: Any) -> None:
         """Launch the part of the step that needed all earlier steps to be applied, without waiting.
 
         That is the sampling of tokens under a grammar or at the end of a thinking budget, for which the last
-        token must be known. Called once for each ticket, before the next launch. A sequence that finished
-        since then has no mask. Fails like `launch`.
+        token must be known. Called once for each step, before the next launch. A sequence that finished since
+        then has no mask. Fails like `launch`.
         """
         ...
 
@@ -69,8 +69,8 @@ class DeviceRunner(Runner, Protocol):
         """(field, reason) if the device cannot serve these parameters; called before a request is queued."""
         ...
 
-    def collect(self, ticket: Any) -> StepResult:
-        """Wait for the step's result. Tickets are collected in launch order, or never after a Ctrl-C."""
+    def collect(self, launched: Any) -> StepResult:
+        """Wait for the step's result. Steps are collected in launch order, or never after a Ctrl-C."""
         ...
 
     def idle(self) -> bool:
@@ -109,7 +109,7 @@ def best_token_result(rows: list[StepRow], best: list[int]) -> StepResult:
     )
 
 
-def step_result(sampler: Sampler, rows: list[StepRow], logits: Logits) -> StepResult:
+def step_result(sampler: HostSampler, rows: list[StepRow], logits: Logits) -> StepResult:
     """Sample every row that samples and score the requested prompts. Logits are read, never kept."""
     spans = logit_spans(rows)
     picks: list[tuple[int, Sequence]] = []
@@ -122,7 +122,7 @@ def step_result(sampler: Sampler, rows: list[StepRow], logits: Logits) -> StepRe
 
 
 def _row_result(
-    sampler: Sampler, row: StepRow, span: range, logits: Logits, sampled: Iterator[Sampled]
+    sampler: HostSampler, row: StepRow, span: range, logits: Logits, sampled: Iterator[Sampled]
 ) -> RowResult:
     samples = [next(sampled) for _ in row.samplers]
     if not row.prompt_logprobs:

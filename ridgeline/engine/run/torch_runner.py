@@ -5,8 +5,8 @@ from __future__ import annotations
 import torch
 
 from ridgeline.engine.plan.step import StepPlan, StepResult, StepRow
+from ridgeline.engine.run.host_sampler import HostSampler
 from ridgeline.engine.run.runner import logits_from, step_result
-from ridgeline.engine.run.sampler import Sampler
 from ridgeline.models.decoders.reference import Decoder
 from ridgeline.ops.inputs import InputRow, StepInputs
 
@@ -14,7 +14,7 @@ from ridgeline.ops.inputs import InputRow, StepInputs
 class TorchRunner:
     name = "torch"
 
-    def __init__(self, decoder: Decoder, kv_cache: list[torch.Tensor], block_size: int, sampler: Sampler):
+    def __init__(self, decoder: Decoder, kv_cache: list[torch.Tensor], block_size: int, sampler: HostSampler):
         self.decoder = decoder
         self._kv_cache = kv_cache
         self._block_size = block_size

@@ -15,8 +15,8 @@ import numpy as np
 from ridgeline.engine.config import EngineConfig
 from ridgeline.engine.errors import BackendUnavailable
 from ridgeline.engine.limits.machine_limits import MeasuredLimits, limits_of, native_ceilings
+from ridgeline.engine.run.host_sampler import HostSampler
 from ridgeline.engine.run.native_runner import NativeRunner, StepArrays
-from ridgeline.engine.run.sampler import Sampler
 from ridgeline.engine.start.loading import Loaded, Progress, StepSizes
 from ridgeline.engine.start.memory import Footprint, MemoryPlan
 from ridgeline.models.spec.cache_layout import CacheElement, CacheLayout
@@ -79,7 +79,7 @@ class NativeBuild:
         if self._config.deterministic:
             notes += (f"deterministic: {self._cost_of_determinism()}",)
         return Loaded(
-            runner=NativeRunner(decoder, Sampler(self._spec.eos_ids), sizes.max_running),
+            runner=NativeRunner(decoder, HostSampler(self._spec.eos_ids), sizes.max_running),
             unit=f"{decoder.isa}, {self._threads} threads" + ", deterministic" * self._config.deterministic,
             weights=" and ".join(packed.bytes_by_format),
             kv=self._kv_dtype,

@@ -52,7 +52,7 @@ class TorchBuild:
     def load(self, plan: MemoryPlan, sizes: StepSizes, progress: Progress | None) -> Loaded:
         import torch
 
-        from ridgeline.engine.run.sampler import Sampler
+        from ridgeline.engine.run.host_sampler import HostSampler
         from ridgeline.engine.run.torch_runner import TorchRunner
         from ridgeline.models.decoders.reference import Decoder, allocate_kv
         from ridgeline.models.weights.torch_weights import load_weights, random_weights
@@ -65,7 +65,7 @@ class TorchBuild:
         decoder = Decoder(spec, weights, select_backend("torch"), plan.max_context)
         kv_cache = allocate_kv(spec, plan.num_blocks, block_size, getattr(torch, self._kv_dtype), "cpu")
         return Loaded(
-            runner=TorchRunner(decoder, kv_cache, block_size, Sampler(spec.eos_ids)),
+            runner=TorchRunner(decoder, kv_cache, block_size, HostSampler(spec.eos_ids)),
             unit=f"{self._threads} threads",
             weights=self._dtype,
             kv=self._kv_dtype,

@@ -43,7 +43,12 @@ class FastForwardScheduler(Scheduler):
         may_join = len(running) < min(limits.max_running, limits.step_tokens)
         if not running or len(running) > limits.step_tokens or (self.waiting and may_join):
             return None
-        if self._shedding or self._roster.draining or running[-1].background or self.waiting.has_background:
+        if (
+            self._shedding
+            or self._sequences.draining
+            or running[-1].background
+            or self.waiting.has_background
+        ):
             return None
         if any([row.seq for row in plan.rows] != running for plan in self._in_flight):
             return None
@@ -59,7 +64,7 @@ class FastForwardScheduler(Scheduler):
         again = _grow_sequences(run, self.blocks, self.lookahead, applied_at, token_of)
         self._preempting = None
         self._interactive_seen = planned_at
-        self._roster.retired = []
+        self._sequences.retired = []
         self._num_scheduled += iterations
         for plan in self._in_flight:
             plan.step_id += iterations

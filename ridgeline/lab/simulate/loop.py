@@ -1,6 +1,6 @@
 """simulate(): the engine's scheduler, KV pool and prefix index under traffic, driven by a simulated clock.
 
-The loop follows `engine.link.process` and `engine.run.core`: receive arrivals, plan, launch, read the oldest
+The loop follows `engine_loop` and `core` of the engine: receive arrivals, plan, launch, read the oldest
 step, publish. A step takes the time that `StepTimes` predicts; tokens are made up. Runs of decode-only steps
 are taken at once (`fast_forward`), with the same result as one by one. Nothing here decides what is computed.
 """

@@ -1,1 +1,1 @@
-"""From a decoded body to an answer: prompt, tools, grammar, the running request, its choices, SSE."""
+"""From a decoded body to an answer: prompt, tools, grammar, job, the running request, its pieces."""

@@ -12,10 +12,9 @@ from ridgeline.engine.link.messages import Hello
 from ridgeline.engine.plan.request import SamplingParams
 from ridgeline.models.text.tokenizer import Tokenizer
 from ridgeline.server.answering.answer_grammar import AnswerGrammar, answer_grammar
-from ridgeline.server.answering.choices import Prompt
+from ridgeline.server.answering.job import Job
 from ridgeline.server.answering.model_formats import PROMPT_TAIL, ModelFormats, formats_of, needs_special
-from ridgeline.server.answering.prompts import check_prompts, counted_ids, rendered_chat, text_ids
-from ridgeline.server.answering.running_request import Job
+from ridgeline.server.answering.prompts import Prompt, check_prompts, counted_ids, rendered_chat, text_ids
 from ridgeline.server.answering.thinking import template_variables, thinking_of
 from ridgeline.server.answering.tools import ToolUse, tool_use
 from ridgeline.server.answering.validation import (
@@ -25,18 +24,18 @@ from ridgeline.server.answering.validation import (
     with_default_length,
 )
 from ridgeline.server.errors import BadRequest
-from ridgeline.server.front import Front
 from ridgeline.server.openai_api.protocol import ChatRequest, TokenizeRequest
+from ridgeline.server.served_models import ServedModels
 
 
-def chat_job(front: Front, body: ChatRequest) -> Job:
-    served = front.served(body.model, "generate")
+def chat_job(served_models: ServedModels, body: ChatRequest) -> Job:
+    served = served_models.served(body.model, "generate")
     check_stream_options(body)
     client = served.ready_client()
-    formats, use = formats_of(client.tokenizer, front.config), tool_use(body)
+    formats, use = formats_of(client.tokenizer, served_models.config), tool_use(body)
     prompt = chat_prompt(client.tokenizer, formats, use, body)
     inside_reasoning = formats.reasoning is not None and formats.reasoning.opened_by(prompt[-PROMPT_TAIL:])
-    thinking = thinking_of(body, formats, inside_reasoning, client.tokenizer, front.config)
+    thinking = thinking_of(body, formats, inside_reasoning, client.tokenizer, served_models.config)
     grammar = answer_grammar(body, formats, use, inside_reasoning, client.tokenizer)
     new_parser = formats.new_parser(use.callable, inside_reasoning)
     show_special = new_parser is not None and needs_special(client.tokenizer, formats)
@@ -50,10 +49,12 @@ def chat_job(front: Front, body: ChatRequest) -> Job:
     return Job.of(body, client, served, prompts, params, new_parser, grammar.field, new_count)
 
 
-def prompt_tokens(front: Front, body: ChatRequest) -> int:
+def prompt_tokens(served_models: ServedModels, body: ChatRequest) -> int:
     """Count as `chat_job` does, without checking the context: the caller wants to know whether it fits."""
-    client = front.served(body.model, "generate").ready_client()
-    prompt = chat_prompt(client.tokenizer, formats_of(client.tokenizer, front.config), tool_use(body), body)
+    client = served_models.served(body.model, "generate").ready_client()
+    prompt = chat_prompt(
+        client.tokenizer, formats_of(client.tokenizer, served_models.config), tool_use(body), body
+    )
     return len(counted_ids(client, prompt, "messages", add_special=False))
 
 

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import math
 import secrets
+from dataclasses import dataclass
 from typing import Any
 
 from ridgeline.engine.client.client import AsyncClient
 from ridgeline.engine.plan.request import SamplingParams
 from ridgeline.models.text.tokenizer import Tokenizer
-from ridgeline.server.answering.choices import Prompt
 from ridgeline.server.answering.validation import check_context, check_token_ids
 from ridgeline.server.errors import BadRequest, ContextTooLong
 from ridgeline.server.http.limits import MAX_DETOKENIZED
@@ -18,6 +18,14 @@ from ridgeline.server.openai_api.protocol import ChatRequest, CompletionRequest,
 MAX_CHOICES = 1024
 CHARACTERS_PER_TOKEN = 256  # the longest known tokens, runs of spaces, have half of this
 RESERVED_VARIABLES = ("self", "messages", "tools", "documents", "add_generation_prompt")
+
+
+@dataclass(frozen=True, slots=True)
+class Prompt:
+    """The prompt of one engine request. `text` is shown by an echo."""
+
+    ids: list[int]
+    text: str = ""
 
 
 def rendered_chat(

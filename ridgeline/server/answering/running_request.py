@@ -10,105 +10,45 @@ import asyncio
 import contextlib
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Any
 
-from ridgeline.engine.client.client import AsyncClient, OpenRequest
+from ridgeline.engine.client.client import OpenRequest
 from ridgeline.engine.client.inbox import Inbox
 from ridgeline.engine.errors import InvalidRequest, QueueFull, RequestFailed
 from ridgeline.engine.grammar.conformance import refuse_uncheckable
 from ridgeline.engine.plan.request import SamplingParams, is_background
-from ridgeline.engine.plan.thinking import ThinkingCount
-from ridgeline.server.answering.choices import Choices, Piece, Prompt
-from ridgeline.server.answering.feed import Feed
+from ridgeline.server.answering.job import Job
+from ridgeline.server.answering.pieces import Choices, Piece
 from ridgeline.server.answering.schema_checks import Client, SchemaChecks
+from ridgeline.server.answering.submission import Submission
 from ridgeline.server.errors import ClientGone, DeadlineExceeded, ErrorReply, SlowReader, reply_to
-from ridgeline.server.front import Front, Served, fingerprint
 from ridgeline.server.http.request_context import RequestContext
-from ridgeline.server.openai_api.protocol import GenerationRequest
-from ridgeline.server.parsing.events import OutputParser
 from ridgeline.server.records.recording import EndedRequest, TrafficRecorder
 from ridgeline.server.records.usage_book import UsageBook
+from ridgeline.server.served_models import ServedModels
 from ridgeline.telemetry.logs import log_request
 from ridgeline.telemetry.timing import TimingRecord
 
 
-@dataclass(frozen=True, slots=True)
-class Job:
-    """What to ask of which engine, and how the client wants the answer."""
-
-    client: AsyncClient
-    served: Served
-    prompts: list[Prompt]
-    params: SamplingParams
-    stream: bool = False
-    include_usage: bool = False
-    running_usage: bool = False  # in every chunk
-    include_timing: bool = False
-    priority: int = 0
-    cache_namespace: str = ""
-    new_parser: Callable[[], OutputParser] | None = None  # for each choice; None: text is not parsed
-    grammar_field: str = "grammar"  # the client's field that became `params.grammar`
-    new_count: Callable[[], ThinkingCount] | None = None  # for each choice of a model that thinks
-
-    @classmethod
-    def of(
-        cls,
-        body: GenerationRequest,
-        client: AsyncClient,
-        served: Served,
-        prompts: list[Prompt],
-        params: SamplingParams,
-        new_parser: Callable[[], OutputParser] | None = None,
-        grammar_field: str = "grammar",
-        new_count: Callable[[], ThinkingCount] | None = None,
-    ) -> Job:
-        return cls(
-            client,
-            served,
-            prompts,
-            params,
-            new_parser=new_parser,
-            grammar_field=grammar_field,
-            new_count=new_count,
-            stream=bool(body.stream),
-            include_usage=bool(body.stream_options and body.stream_options.include_usage),
-            running_usage=bool(body.stream_options and body.stream_options.continuous_usage_stats),
-            include_timing=bool(body.include_timing),
-            priority=body.priority or 0,
-            cache_namespace=body.cache_salt or "",
-        )
-
-    def head(self, context: RequestContext, prefix: str) -> dict[str, Any]:
-        """The fields that every body of the answer begins with."""
-        return {
-            "id": f"{prefix}-{context.request_id}",
-            "created": context.created,
-            "model": self.served.name,
-            "system_fingerprint": fingerprint(self.client),
-        }
-
-
 class RunningRequest:
-    def __init__(self, front: Front, context: RequestContext, job: Job) -> None:
+    def __init__(self, served_models: ServedModels, context: RequestContext, job: Job) -> None:
         self.context = context
         self.job = job
         self.choices = Choices(job.prompts, job.params, job.new_parser, job.running_usage, job.new_count)
         self.inbox = Inbox(whole=not job.stream)
-        self._front = front
+        self._served_models = served_models
         self._metrics = job.served.metrics
-        self._feed = Feed(
+        self._submission = Submission(
             len(job.prompts), job.params, job.client.hello.max_running, self.inbox, self._submit
         )
         grammar = job.params.grammar
-        self._checks = front.part(SchemaChecks) if grammar is not None and grammar.check else None
+        self._checks = served_models.part(SchemaChecks) if grammar is not None and grammar.check else None
         self._client = Client(context.client, job.cache_namespace)
         self._unchecked_schema = grammar
-        self._usages = front.part(UsageBook)
+        self._usages = served_models.part(UsageBook)
         self._priority = max(job.priority, context.least_priority)
         # A background request may be queued for hours: it has no deadline.
         self._is_background = is_background(self._priority)
-        limit_s = None if self._is_background else front.config.request_timeout_s
+        limit_s = None if self._is_background else served_models.config.request_timeout_s
         self._deadline = None if limit_s is None else context.arrival + limit_s
 
     def __enter__(self) -> RunningRequest:
@@ -116,14 +56,14 @@ class RunningRequest:
             self._checks.enter(self._client)
         try:
             self._used = self._usages.begin(self.context.request_id, lambda: self.choices.usage(False))
-            self._feed.begin()
+            self._submission.begin()
         except BaseException:
             self._leave_checks()
             raise
         return self
 
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
-        self._feed.close()
+        self._submission.close()
         self._leave_checks()
         with contextlib.suppress(RequestFailed):  # chunks that were received but not read count too
             for arrival in self.inbox.close():
@@ -184,7 +124,7 @@ class RunningRequest:
             async with asyncio.timeout(self._wait_s(None)):
                 await self._checks.run(self._client, check)
         except TimeoutError:
-            limit_s = self._front.config.request_timeout_s
+            limit_s = self._served_models.config.request_timeout_s
             assert limit_s is not None
             raise DeadlineExceeded(limit_s) from None
 
@@ -195,7 +135,7 @@ class RunningRequest:
     def book_refusal(self, reply: ErrorReply) -> None:
         """Record in metrics and log that the engine refused the request, unless already recorded."""
         if not self.context.booked:
-            self._front.book_refusal(self.context, reply, self._metrics)
+            self._served_models.book_refusal(self.context, reply, self._metrics)
 
     def _wait_s(self, patience_s: float | None) -> float | None:
         if self._deadline is None:
@@ -204,7 +144,7 @@ class RunningRequest:
         return left_s if patience_s is None else min(left_s, patience_s)
 
     def _check_deadline(self) -> None:
-        limit_s = self._front.config.request_timeout_s
+        limit_s = self._served_models.config.request_timeout_s
         if self._deadline is not None and limit_s is not None and time.monotonic() >= self._deadline:
             raise DeadlineExceeded(limit_s)
 
@@ -222,8 +162,8 @@ class RunningRequest:
         if isinstance(error, SlowReader):
             self._metrics.stream_cut()
         now = time.monotonic()
-        if self._front.recorder is not None and not self._is_background:
-            self._record(self._front.recorder, failure)
+        if self._served_models.recorder is not None and not self._is_background:
+            self._record(self._served_models.recorder, failure)
         timings = []
         for index in range(self.choices.count):
             timing = self.choices.timings.get(index) or self._unbegun(index)
@@ -234,8 +174,8 @@ class RunningRequest:
             reason = failure or self.choices.finish_reasons[index]
             self._metrics.request_finished(timing, self.context.path, reason, self._is_background)
             log_request(self.context.request_id, self.context.path, status, timing, reason)
-        if self._front.tracing is not None:
-            self._front.tracing.book(self.context, timings, self.job.served.name, status, failure)
+        if self._served_models.tracing is not None:
+            self._served_models.tracing.book(self.context, timings, self.job.served.name, status, failure)
 
     def _record(self, recorder: TrafficRecorder, failure: str) -> None:
         """One line per choice. Background requests are skipped: their arrival times cannot be replayed."""

@@ -15,7 +15,7 @@ from typing import NamedTuple, TypeVar
 
 from ridgeline.engine.grammar.conformance import PROCESSES
 from ridgeline.server.errors import ApiError
-from ridgeline.server.front import Front
+from ridgeline.server.served_models import ServedModels
 
 T = TypeVar("T")
 
@@ -30,9 +30,9 @@ class Client(NamedTuple):
 
 
 class SchemaChecks:
-    """Made by `Front.part`."""
+    """Made by `ServedModels.part`."""
 
-    def __init__(self, front: Front | None = None) -> None:
+    def __init__(self, served_models: ServedModels | None = None) -> None:
         self._threads = ThreadPoolExecutor(PROCESSES, "ridgeline-schema-checks")
         self._under_way: Counter[Client] = Counter()
         self._busy: Counter[str] = Counter()  # processes by the client's name

@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 import msgspec
 from msgspec import Meta
 
-from ridgeline.server.http.body import About, Body
+from ridgeline.server.http.body_fields import About, Body
 
 DAY_S = 24 * 3600
 BatchEndpoint = Literal["/v1/chat/completions", "/v1/completions", "/v1/embeddings", "/v1/responses"]

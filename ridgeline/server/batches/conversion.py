@@ -7,7 +7,7 @@ from typing import Any, TypeVar
 import msgspec
 
 from ridgeline.server.errors import BadRequest
-from ridgeline.server.http.body import Body, fields_of
+from ridgeline.server.http.body_fields import Body, fields_of
 
 B = TypeVar("B", bound=Body)
 

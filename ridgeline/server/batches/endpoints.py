@@ -27,12 +27,12 @@ from ridgeline.server.batches.runner import BatchRunner
 from ridgeline.server.batches.store import BatchStore, new_id
 from ridgeline.server.batches.upload import KEEP_FILES_S, receive_file
 from ridgeline.server.errors import ApiError, BadRequest
-from ridgeline.server.front import Front
-from ridgeline.server.http.body import Body
+from ridgeline.server.http.body_fields import Body
 from ridgeline.server.http.decoding import decode
 from ridgeline.server.http.endpoint import Endpoint
-from ridgeline.server.http.request_context import read_body
+from ridgeline.server.http.read_body import read_body
 from ridgeline.server.openai_api.bodies import encode
+from ridgeline.server.served_models import ServedModels
 
 Q = TypeVar("Q", bound=Body)
 MAX_OPEN_BATCHES = 1000
@@ -41,22 +41,22 @@ MAX_OPEN_BATCHES = 1000
 class Batches:
     """Files and batches of one server. `runner` starts when there is an engine."""
 
-    def __init__(self, front: Front) -> None:
-        if front.state is None:
+    def __init__(self, served_models: ServedModels) -> None:
+        if served_models.state is None:
             raise ApiError(404, "this server stores no files: it has no state directory", code="not_found")
-        self.store = BatchStore(front.state)
-        self.runner = BatchRunner(self.store, front.config.max_body_bytes)
+        self.store = BatchStore(served_models.state)
+        self.runner = BatchRunner(self.store, served_models.config.max_body_bytes)
 
     @classmethod
     def of(cls, request: Request) -> Batches:
-        return Front.of(request).part(cls)
+        return ServedModels.of(request).part(cls)
 
 
 # ── files ────────────────────────────────────────────────────────────────────────────────────────────────
 
 
 async def upload_file(request: Request) -> Response:
-    return _json(await receive_file(request, Batches.of(request).store, Front.of(request).config))
+    return _json(await receive_file(request, Batches.of(request).store, ServedModels.of(request).config))
 
 
 async def list_files(request: Request) -> Response:
@@ -86,7 +86,7 @@ async def file_content(request: Request) -> Response:
 
 async def create_batch(request: Request) -> Response:
     batches = Batches.of(request)
-    body = decode(await read_body(request, Front.of(request).config), BatchRequest)
+    body = decode(await read_body(request, ServedModels.of(request).config), BatchRequest)
     file = await batches.store.file(body.input_file_id, "input_file_id")
     if file.purpose != "batch":
         raise BadRequest("input_file_id", f"the purpose of this file is {file.purpose!r}, not 'batch'")

@@ -22,7 +22,7 @@ from ridgeline.server.batches.journal import Journal
 from ridgeline.server.batches.lines import check_input, read_line
 from ridgeline.server.batches.output import line_name, write_output
 from ridgeline.server.batches.store import BatchStore, End, Finished, PendingLine
-from ridgeline.server.http.request_context import off_loop
+from ridgeline.server.http.off_loop import off_loop
 
 log = logging.getLogger("ridgeline.server")
 

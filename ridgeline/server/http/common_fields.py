@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Annotated, Any
 
-from ridgeline.server.http.body import About, ignored
+from ridgeline.server.http.body_fields import About, ignored
 from ridgeline.server.http.field_types import (
     Alternatives,
     Int,

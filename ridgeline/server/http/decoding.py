@@ -19,8 +19,8 @@ from typing import Any, NoReturn, TypeVar
 import msgspec
 
 from ridgeline.server.errors import BadRequest, ErrorCode
-from ridgeline.server.http.body import Body, fields_of
-from ridgeline.server.http.request_context import LONG_BYTES
+from ridgeline.server.http.body_fields import Body, fields_of
+from ridgeline.server.http.off_loop import LONG_BYTES
 from ridgeline.server.http.weight import check_weight
 
 B = TypeVar("B", bound=Body)

@@ -17,7 +17,7 @@ from starlette.routing import Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from ridgeline.server.errors import ErrorBody
-from ridgeline.server.http.body import Body
+from ridgeline.server.http.body_fields import Body
 
 JSON = "application/json"
 NDJSON = "application/x-ndjson"

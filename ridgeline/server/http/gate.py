@@ -22,9 +22,9 @@ from ridgeline.server.errors import (
     reply_to,
     unexpected,
 )
-from ridgeline.server.front import Front
 from ridgeline.server.http.request_context import RequestContext
 from ridgeline.server.messages_api.errors import error_body, is_messages_path
+from ridgeline.server.served_models import SERVED_MODELS, ServedModels
 from ridgeline.web.hosts import HostCheck
 
 log = logging.getLogger("ridgeline.server")
@@ -35,21 +35,22 @@ OPEN_PATHS = PROBES | {"/", "/openapi.json", "/docs"}
 
 
 class Gate:
-    def __init__(self, app: ASGIApp, front: Front) -> None:
+    def __init__(self, app: ASGIApp, served_models: ServedModels) -> None:
         self._app = app
-        self._front = front
-        config = front.config
+        self._served_models = served_models
+        config = served_models.config
         self._keys = KeyRing(config.accepted_keys())
         self.hosts = HostCheck(config.host, config.allowed_hosts, config.cors_origins)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":  # only HTTP requests are checked for a key
             raise RuntimeError(f"the gate takes HTTP requests, not {scope['type']}")
-        scope["app"] = self._front  # for the handlers; it also makes Starlette raise 404 and 405 to us
+        scope[SERVED_MODELS] = self._served_models  # for the handlers
+        scope["app"] = self._app  # makes Starlette raise 404 and 405 to us
         headers = Headers(scope=scope)
         context = RequestContext.begin(scope, headers.get("x-request-id"))
-        if self._front.tracing is not None:
-            context.trace = self._front.tracing.context(headers.get("traceparent"))
+        if self._served_models.tracing is not None:
+            context.trace = self._served_models.tracing.context(headers.get("traceparent"))
         started = False
 
         async def send_with_id(message: Message) -> None:
@@ -64,7 +65,7 @@ class Gate:
 
         try:
             self.check_access(scope["path"], headers)
-            if self._front.config.needs_key:
+            if self._served_models.config.needs_key:
                 context.client = _digest(_given_key(headers)).hex()
             await self._app(scope, receive, send_with_id)
         except (ClientGone, SlowReader):
@@ -72,7 +73,7 @@ class Gate:
         except Exception as error:
             reply = self._reply(error, context)
             if not context.booked:
-                self._front.book_refusal(context, reply)
+                self._served_models.book_refusal(context, reply)
             if not started:
                 await _response(reply, context)(scope, receive, send_with_id)
             # A body that has begun is left incomplete: the server closes the connection, so the client sees
@@ -80,7 +81,7 @@ class Gate:
 
     def check_access(self, path: str, headers: Headers) -> None:
         """Raises 401 for a missing or wrong key; where no keys are set, 403 for a foreign Host or Origin."""
-        if self._front.config.needs_key:
+        if self._served_models.config.needs_key:
             self._keys.check(path, headers)
         elif path not in PROBES:
             refusal = self.hosts.refusal(headers.get("host", ""), headers.get("origin"))

@@ -20,9 +20,10 @@ from starlette.datastructures import Headers
 from starlette.types import Message, Receive, Scope, Send
 
 from ridgeline.server.errors import ApiError, BadRequest, ClientGone, ErrorReply
-from ridgeline.server.front import Front
 from ridgeline.server.http.gate import Gate
-from ridgeline.server.http.request_context import RequestContext, off_loop
+from ridgeline.server.http.off_loop import off_loop
+from ridgeline.server.http.request_context import RequestContext
+from ridgeline.server.served_models import ServedModels
 
 CREATE, CANCEL = ("request", "response.create"), ("cancel", "response.cancel")
 MAX_STREAM_ID = 128
@@ -35,9 +36,9 @@ NOT_PASSED_ON = frozenset(
 class WebSockets:
     """The gate, with WebSockets before it. `paths` are the streaming paths."""
 
-    def __init__(self, gate: Gate, front: Front, paths: Sequence[str]) -> None:
+    def __init__(self, gate: Gate, served_models: ServedModels, paths: Sequence[str]) -> None:
         self._gate = gate
-        self._front = front
+        self._served_models = served_models
         self._paths = frozenset(paths)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -49,11 +50,13 @@ class WebSockets:
             self._admit(scope)
         except ApiError as refusal:
             context = RequestContext.begin(scope, Headers(scope=scope).get("x-request-id"))
-            self._front.book_refusal(context, refusal.reply)
+            self._served_models.book_refusal(context, refusal.reply)
             await _deny(refusal.reply, context, send)
             return
         await send({"type": "websocket.accept"})
-        await Conversation(self._gate, scope, receive, send, self._front.config.websocket_requests).run()
+        await Conversation(
+            self._gate, scope, receive, send, self._served_models.config.websocket_requests
+        ).run()
 
     def _admit(self, scope: Scope) -> None:
         """Raises the error that an equivalent HTTP request would get."""

@@ -11,38 +11,40 @@ from starlette.responses import Response
 from starlette.types import ASGIApp
 
 from ridgeline.engine.client.client import AsyncClient
+from ridgeline.server.answering.answer import answer
 from ridgeline.server.answering.chat_job import chat_job, prompt_tokens
 from ridgeline.server.answering.model_formats import formats_of
-from ridgeline.server.answering.sse import answer
 from ridgeline.server.errors import BadRequest, ContextTooLong
-from ridgeline.server.front import Front
-from ridgeline.server.http.request_context import RequestContext, off_loop, read_body
+from ridgeline.server.http.off_loop import off_loop
+from ridgeline.server.http.read_body import read_body
+from ridgeline.server.http.request_context import RequestContext
 from ridgeline.server.messages_api.bodies import TokenCount
 from ridgeline.server.messages_api.conversion import Conversion, converted
 from ridgeline.server.messages_api.request import CountTokensRequest, MessagesRequest, decoded
 from ridgeline.server.messages_api.shape import PING, MessagesShape
 from ridgeline.server.openai_api.bodies import encode
+from ridgeline.server.served_models import ServedModels
 
 T = TypeVar("T")
 
 
 async def messages(request: Request) -> ASGIApp:
-    front, context = Front.of(request), RequestContext.of(request)
-    raw = await read_body(request, front.config)
-    return await off_loop(len(raw), lambda: _answer(front, context, raw))
+    served_models, context = ServedModels.of(request), RequestContext.of(request)
+    raw = await read_body(request, served_models.config)
+    return await off_loop(len(raw), lambda: _answer(served_models, context, raw))
 
 
 async def count_tokens(request: Request) -> Response:
-    front = Front.of(request)
-    raw = await read_body(request, front.config)
-    count = await off_loop(len(raw), lambda: _count(front, raw))
+    served_models = ServedModels.of(request)
+    raw = await read_body(request, served_models.config)
+    count = await off_loop(len(raw), lambda: _count(served_models, raw))
     return Response(encode(count), media_type="application/json")
 
 
-def _answer(front: Front, context: RequestContext, raw: bytes) -> ASGIApp:
+def _answer(served_models: ServedModels, context: RequestContext, raw: bytes) -> ASGIApp:
     body: MessagesRequest = decoded(raw, MessagesRequest)
-    conversion = converted(body, _thinks(front, _client(front, body)))
-    job = _with_client_names(conversion, lambda: chat_job(front, conversion.chat))
+    conversion = converted(body, _thinks(served_models, _client(served_models, body)))
+    job = _with_client_names(conversion, lambda: chat_job(served_models, conversion.chat))
     room = job.client.hello.max_context - len(job.prompts[0].ids)
     # Clients request more tokens than small models can hold; the stop reason shows which limit applied.
     fills_context = body.max_tokens > room
@@ -53,21 +55,21 @@ def _answer(front: Front, context: RequestContext, raw: bytes) -> ASGIApp:
         grammar_field=conversion.client_path(job.grammar_field),
     )
     shape = MessagesShape(context, job, conversion.thinking, fills_context)
-    return answer(front, context, job, shape, keepalive=PING)
+    return answer(served_models, context, job, shape, keepalive=PING)
 
 
-def _count(front: Front, raw: bytes) -> TokenCount:
+def _count(served_models: ServedModels, raw: bytes) -> TokenCount:
     body: CountTokensRequest = decoded(raw, CountTokensRequest)
-    conversion = converted(body, _thinks(front, _client(front, body)))
-    return TokenCount(_with_client_names(conversion, lambda: prompt_tokens(front, conversion.chat)))
+    conversion = converted(body, _thinks(served_models, _client(served_models, body)))
+    return TokenCount(_with_client_names(conversion, lambda: prompt_tokens(served_models, conversion.chat)))
 
 
-def _client(front: Front, body: CountTokensRequest) -> AsyncClient:
-    return front.served(body.model, "generate").ready_client()
+def _client(served_models: ServedModels, body: CountTokensRequest) -> AsyncClient:
+    return served_models.served(body.model, "generate").ready_client()
 
 
-def _thinks(front: Front, client: AsyncClient) -> bool:
-    return formats_of(client.tokenizer, front.config).reasoning is not None
+def _thinks(served_models: ServedModels, client: AsyncClient) -> bool:
+    return formats_of(client.tokenizer, served_models.config).reasoning is not None
 
 
 def _with_client_names(conversion: Conversion, work: Callable[[], T]) -> T:

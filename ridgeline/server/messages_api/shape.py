@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import msgspec
 
-from ridgeline.server.answering.choices import Piece
-from ridgeline.server.answering.running_request import Job
+from ridgeline.server.answering.job import Job
+from ridgeline.server.answering.pieces import Piece
 from ridgeline.server.errors import ErrorReply
 from ridgeline.server.http.request_context import RequestContext
 from ridgeline.server.messages_api.blocks import Blocks, ThinkingShown, folded

@@ -13,7 +13,6 @@ from typing import Any, TypeVar
 import msgspec
 
 from ridgeline.server.errors import BadRequest, ContextTooLong
-from ridgeline.server.front import Front
 from ridgeline.server.ollama_api.request import (
     OllamaChatRequest,
     OllamaGenerateRequest,
@@ -30,6 +29,7 @@ from ridgeline.server.openai_api.protocol import (
     MessageToolCall,
     ResponseFormat,
 )
+from ridgeline.server.served_models import ServedModels
 
 T = TypeVar("T")
 
@@ -47,9 +47,9 @@ _RENAMED = (
 )
 
 
-def own_name(front: Front, name: str | None) -> str | None:
+def own_name(served_models: ServedModels, name: str | None) -> str | None:
     """Clients write `name:latest` for a model served as `name`."""
-    served = {each for model in front.models for each in model.names}
+    served = {each for model in served_models.models for each in model.names}
     return name if name is None or name in served else name.removesuffix(LATEST)
 
 
@@ -68,20 +68,20 @@ def with_client_names(work: Callable[[], T]) -> T:
         raise
 
 
-def chat_request(front: Front, body: OllamaChatRequest) -> ChatRequest:
+def chat_request(served_models: ServedModels, body: OllamaChatRequest) -> ChatRequest:
     return ChatRequest(
-        messages=_messages(body.messages or []), tools=body.tools or None, **_common(front, body)
+        messages=_messages(body.messages or []), tools=body.tools or None, **_common(served_models, body)
     )
 
 
-def generate_request(front: Front, body: OllamaGenerateRequest) -> ChatRequest:
+def generate_request(served_models: ServedModels, body: OllamaGenerateRequest) -> ChatRequest:
     """The prompt as a user message, as in Ollama's templates."""
     system = [Message(role="system", content=body.system)] if body.system else []
     prompt = Message(role="user", content=body.prompt or "")
-    return ChatRequest(messages=[*system, prompt], **_common(front, body))
+    return ChatRequest(messages=[*system, prompt], **_common(served_models, body))
 
 
-def raw_request(front: Front, body: OllamaGenerateRequest) -> CompletionRequest:
+def raw_request(served_models: ServedModels, body: OllamaGenerateRequest) -> CompletionRequest:
     if body.system:
         raise BadRequest("system", "cannot be combined with raw: true, which has no template for it")
     if body.think is not None:
@@ -89,7 +89,7 @@ def raw_request(front: Front, body: OllamaGenerateRequest) -> CompletionRequest:
     options = _options(body)
     limit = options.pop("max_completion_tokens")
     return CompletionRequest(
-        model=own_name(front, body.model),
+        model=own_name(served_models, body.model),
         prompt=body.prompt or "",
         stream=body.stream is not False,
         max_tokens=NO_LIMIT if limit is None else limit,
@@ -100,13 +100,13 @@ def raw_request(front: Front, body: OllamaGenerateRequest) -> CompletionRequest:
     )
 
 
-def _common(front: Front, body: OllamaRequest) -> dict[str, Any]:
+def _common(served_models: ServedModels, body: OllamaRequest) -> dict[str, Any]:
     schema = _schema(body)
     format = None
     if schema is not None:
         format = ResponseFormat(type="json_schema", json_schema=JsonSchemaFormat(schema=schema))
     return {
-        "model": own_name(front, body.model),
+        "model": own_name(served_models, body.model),
         "stream": body.stream is not False,
         "response_format": format,
         "logprobs": body.logprobs,

@@ -11,13 +11,14 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import ASGIApp
 
+from ridgeline.server.answering.answer import answer
 from ridgeline.server.answering.chat_job import chat_job
-from ridgeline.server.answering.running_request import Job
-from ridgeline.server.answering.sse import answer
-from ridgeline.server.front import Front
+from ridgeline.server.answering.job import Job
 from ridgeline.server.http.decoding import decode
 from ridgeline.server.http.endpoint import NDJSON
-from ridgeline.server.http.request_context import RequestContext, off_loop, read_body
+from ridgeline.server.http.off_loop import off_loop
+from ridgeline.server.http.read_body import read_body
+from ridgeline.server.http.request_context import RequestContext
 from ridgeline.server.ollama_api.bodies import (
     OllamaChatLine,
     OllamaEmbedding,
@@ -42,6 +43,7 @@ from ridgeline.server.ollama_api.request import (
 from ridgeline.server.ollama_api.shape import OllamaShape, now
 from ridgeline.server.openai_api.bodies import encode
 from ridgeline.server.openai_api.completions import completion_job
+from ridgeline.server.served_models import ServedModels
 from ridgeline.server.vectors.embeddings import BYTES_PER_NUMBER, read_embedding, rows
 from ridgeline.server.vectors.protocol import EmbeddingRequest
 from ridgeline.server.vectors.run import compute
@@ -50,41 +52,42 @@ HEADERS = [(b"content-type", NDJSON.encode()), (b"cache-control", b"no-cache"), 
 
 
 async def chat(request: Request) -> ASGIApp:
-    front = Front.of(request)
-    raw = await read_body(request, front.config)
+    served_models = ServedModels.of(request)
+    raw = await read_body(request, served_models.config)
     body = await off_loop(len(raw), lambda: decode(raw, OllamaChatRequest))
     if not body.messages:
-        return _loaded(front, body, is_chat=True)
+        return _loaded(served_models, body, is_chat=True)
     job = await off_loop(
-        len(raw), lambda: with_client_names(lambda: chat_job(front, chat_request(front, body)))
+        len(raw),
+        lambda: with_client_names(lambda: chat_job(served_models, chat_request(served_models, body))),
     )
     return _answer(request, job, body, is_chat=True)
 
 
 async def generate(request: Request) -> ASGIApp:
-    front = Front.of(request)
-    raw = await read_body(request, front.config)
+    served_models = ServedModels.of(request)
+    raw = await read_body(request, served_models.config)
     body = await off_loop(len(raw), lambda: decode(raw, OllamaGenerateRequest))
     if not body.prompt:
-        return _loaded(front, body, is_chat=False)
+        return _loaded(served_models, body, is_chat=False)
 
     def work() -> Job:
         if body.raw:
-            return completion_job(front, raw_request(front, body))
-        return chat_job(front, generate_request(front, body))
+            return completion_job(served_models, raw_request(served_models, body))
+        return chat_job(served_models, generate_request(served_models, body))
 
     job = await off_loop(len(raw), lambda: with_client_names(work))
     return _answer(request, job, body, is_chat=False)
 
 
 async def embed(request: Request) -> Response:
-    front, context = Front.of(request), RequestContext.of(request)
-    raw = await read_body(request, front.config)
+    served_models, context = ServedModels.of(request), RequestContext.of(request)
+    raw = await read_body(request, served_models.config)
 
     def read() -> EmbeddingRequest:
         body = decode(raw, OllamaEmbedRequest)
         return EmbeddingRequest(
-            model=own_name(front, body.model),
+            model=own_name(served_models, body.model),
             input=body.input if isinstance(body.input, str) else list(body.input),
             truncate=body.truncate is not False,
             dimensions=body.dimensions,
@@ -103,13 +106,13 @@ async def embed(request: Request) -> Response:
 
 async def embeddings(request: Request) -> Response:
     """The older endpoint, of one text."""
-    front = Front.of(request)
-    raw = await read_body(request, front.config)
+    served_models = ServedModels.of(request)
+    raw = await read_body(request, served_models.config)
     body = decode(raw, OllamaEmbeddingsRequest)
     if not body.prompt:
-        front.served(own_name(front, body.model), "embed")
+        served_models.served(own_name(served_models, body.model), "embed")
         return _json(OllamaEmbedding(embedding=[]))
-    asked = EmbeddingRequest(model=own_name(front, body.model), input=body.prompt, truncate=True)
+    asked = EmbeddingRequest(model=own_name(served_models, body.model), input=body.prompt, truncate=True)
     _, vectors, _ = await _embedded(request, len(raw), lambda: asked)
     return _json(OllamaEmbedding(embedding=cast(list[float], vectors[0])))
 
@@ -118,22 +121,22 @@ async def _embedded(
     request: Request, size_bytes: int, read: Callable[[], EmbeddingRequest]
 ) -> tuple[str, list[msgspec.Raw], int]:
     """The name of the model, the vectors as JSON, and how many tokens were read."""
-    front = Front.of(request)
-    served, body, texts = await off_loop(size_bytes, lambda: read_embedding(front, read()))
+    served_models = ServedModels.of(request)
+    served, body, texts = await off_loop(size_bytes, lambda: read_embedding(served_models, read()))
     vectors = await compute(request, served, body, texts)
     made = await off_loop(vectors.size * BYTES_PER_NUMBER, lambda: rows(body, vectors))
     return served.name, made, texts.num_tokens
 
 
 def _answer(request: Request, job: Job, body: OllamaRequest, is_chat: bool) -> ASGIApp:
-    front, context = Front.of(request), RequestContext.of(request)
+    served_models, context = ServedModels.of(request), RequestContext.of(request)
     shape = OllamaShape(context, job, is_chat, shows_thinking=body.think is not False)
-    return answer(front, context, job, shape, keepalive=shape.keepalive, headers=HEADERS)
+    return answer(served_models, context, job, shape, keepalive=shape.keepalive, headers=HEADERS)
 
 
-def _loaded(front: Front, body: OllamaRequest, is_chat: bool) -> Response:
+def _loaded(served_models: ServedModels, body: OllamaRequest, is_chat: bool) -> Response:
     """Without a prompt, Ollama loads the model and reports it. Here it is loaded, or the answer is 503."""
-    served = front.served(own_name(front, body.model), "generate")
+    served = served_models.served(own_name(served_models, body.model), "generate")
     served.ready_client()
     reason = "unload" if body.keep_alive == 0 else "load"
     head: dict[str, Any] = {

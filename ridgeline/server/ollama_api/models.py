@@ -11,9 +11,8 @@ from starlette.responses import Response
 
 from ridgeline.engine.client.client import AsyncClient
 from ridgeline.server.answering.model_formats import formats_of
-from ridgeline.server.front import Front, Model, fingerprint
 from ridgeline.server.http.decoding import decode
-from ridgeline.server.http.request_context import read_body
+from ridgeline.server.http.read_body import read_body
 from ridgeline.server.ollama_api.bodies import (
     OllamaDetails,
     OllamaModel,
@@ -27,6 +26,7 @@ from ridgeline.server.ollama_api.conversion import own_name
 from ridgeline.server.ollama_api.request import OllamaShowRequest
 from ridgeline.server.ollama_api.shape import stamp
 from ridgeline.server.openai_api.bodies import encode
+from ridgeline.server.served_models import Model, ServedModels, fingerprint
 
 VERSION = "0.13.0"  # of the API; clients refuse servers with an older version
 ARCHITECTURE = "ridgeline"  # clients look for `<architecture>.context_length` in model_info
@@ -35,7 +35,7 @@ _STARTED = stamp(datetime.now(UTC))
 
 
 async def tags(request: Request) -> Response:
-    models = Front.of(request).models
+    models = ServedModels.of(request).models
     return _json(OllamaModels([_card(model, name) for model in models for name in model.names]))
 
 
@@ -43,7 +43,7 @@ async def ps(request: Request) -> Response:
     """Every model whose engine is connected."""
     expires_at = stamp(datetime.now(UTC) + STAYS)
     running = []
-    for model in Front.of(request).models:
+    for model in ServedModels.of(request).models:
         client = model.engine.client
         if client is None:
             continue
@@ -68,9 +68,9 @@ async def version(request: Request) -> Response:
 
 
 async def show(request: Request) -> Response:
-    front = Front.of(request)
-    body = decode(await read_body(request, front.config), OllamaShowRequest)
-    served = front.served(own_name(front, body.model or body.name))
+    served_models = ServedModels.of(request)
+    body = decode(await read_body(request, served_models.config), OllamaShowRequest)
+    served = served_models.served(own_name(served_models, body.model or body.name))
     client = served.ready_client()
     template = client.tokenizer.chat_template
     source = "" if template is None else template.source
@@ -81,7 +81,7 @@ async def show(request: Request) -> Response:
         modified_at=_STARTED,
         details=OllamaDetails(),
         model_info=_info(client, served.model.names[0]),
-        capabilities=_capabilities(front, client),
+        capabilities=_capabilities(served_models, client),
     )
     return _json(shown)
 
@@ -97,10 +97,10 @@ def _info(client: AsyncClient, name: str) -> dict[str, str | int]:
     return info
 
 
-def _capabilities(front: Front, client: AsyncClient) -> list[str]:
+def _capabilities(served_models: ServedModels, client: AsyncClient) -> list[str]:
     if client.hello.task == "embed":
         return ["embedding"]
-    formats = formats_of(client.tokenizer, front.config)
+    formats = formats_of(client.tokenizer, served_models.config)
     found = {
         "completion": True,
         "tools": formats.tools is not None,

@@ -6,7 +6,7 @@ from typing import Annotated, Any
 
 import msgspec
 
-from ridgeline.server.http.body import About, Body, ignored, refused
+from ridgeline.server.http.body_fields import About, Body, ignored, refused
 from ridgeline.server.http.common_fields import PenaltyField, SeedField, SentBackField, TopLogprobsField
 from ridgeline.server.http.field_types import (
     Id,

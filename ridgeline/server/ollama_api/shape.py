@@ -10,8 +10,8 @@ from typing import Any, cast
 import msgspec
 from msgspec import UNSET
 
-from ridgeline.server.answering.choices import Piece
-from ridgeline.server.answering.running_request import Job
+from ridgeline.server.answering.job import Job
+from ridgeline.server.answering.pieces import Piece
 from ridgeline.server.errors import ErrorReply
 from ridgeline.server.http.request_context import RequestContext
 from ridgeline.server.ollama_api.bodies import (

@@ -8,14 +8,15 @@ from msgspec import UNSET, UnsetType
 from starlette.requests import Request
 from starlette.types import ASGIApp
 
+from ridgeline.server.answering.answer import answer
 from ridgeline.server.answering.chat_job import chat_job
-from ridgeline.server.answering.choices import Piece
-from ridgeline.server.answering.running_request import Job
-from ridgeline.server.answering.sse import answer
+from ridgeline.server.answering.job import Job
+from ridgeline.server.answering.pieces import Piece
 from ridgeline.server.errors import BadRequest, ErrorReply
-from ridgeline.server.front import Front
 from ridgeline.server.http.decoding import decode
-from ridgeline.server.http.request_context import RequestContext, off_loop, read_body
+from ridgeline.server.http.off_loop import off_loop
+from ridgeline.server.http.read_body import read_body
+from ridgeline.server.http.request_context import RequestContext
 from ridgeline.server.openai_api.bodies import (
     DONE,
     CalledFunction,
@@ -40,22 +41,23 @@ from ridgeline.server.openai_api.logprobs import TokenNames, chat_logprobs, prom
 from ridgeline.server.openai_api.old_functions import in_older_names, with_tools
 from ridgeline.server.openai_api.protocol import ChatRequest
 from ridgeline.server.parsing.events import ParsedEvent
+from ridgeline.server.served_models import ServedModels
 from ridgeline.web.answer_parts import CallArguments, CallStart, Content, Reasoning
 
 
 async def chat_completions(request: Request) -> ASGIApp:
-    front, context = Front.of(request), RequestContext.of(request)
-    raw = await read_body(request, front.config)
-    job, has_functions = await off_loop(len(raw), lambda: _job(front, decode(raw, ChatRequest)))
-    return answer(front, context, job, ChatShape(context, job, has_functions))
+    served_models, context = ServedModels.of(request), RequestContext.of(request)
+    raw = await read_body(request, served_models.config)
+    job, has_functions = await off_loop(len(raw), lambda: _job(served_models, decode(raw, ChatRequest)))
+    return answer(served_models, context, job, ChatShape(context, job, has_functions))
 
 
-def _job(front: Front, body: ChatRequest) -> tuple[Job, bool]:
+def _job(served_models: ServedModels, body: ChatRequest) -> tuple[Job, bool]:
     """The engine's job, and whether the answer uses `function_call` instead of `tool_calls`."""
     if body.functions is None:
-        return chat_job(front, with_tools(body)), False
+        return chat_job(served_models, with_tools(body)), False
     try:
-        return chat_job(front, with_tools(body)), True
+        return chat_job(served_models, with_tools(body)), True
     except BadRequest as error:
         raise in_older_names(error) from None
 

@@ -9,16 +9,17 @@ from starlette.types import ASGIApp
 from ridgeline.engine.grammar import Grammar
 from ridgeline.engine.link.messages import Hello
 from ridgeline.engine.plan.request import SamplingParams
-from ridgeline.server.answering.choices import Piece
+from ridgeline.server.answering.answer import answer
+from ridgeline.server.answering.job import Job
+from ridgeline.server.answering.pieces import Piece
 from ridgeline.server.answering.prompts import check_prompts, completion_prompts
-from ridgeline.server.answering.running_request import Job
-from ridgeline.server.answering.sse import answer
 from ridgeline.server.answering.structured import requested_grammar
 from ridgeline.server.answering.validation import check_stream_options, sampling_params
 from ridgeline.server.errors import ErrorReply
-from ridgeline.server.front import Front
 from ridgeline.server.http.decoding import decode
-from ridgeline.server.http.request_context import RequestContext, off_loop, read_body
+from ridgeline.server.http.off_loop import off_loop
+from ridgeline.server.http.read_body import read_body
+from ridgeline.server.http.request_context import RequestContext
 from ridgeline.server.openai_api.bodies import (
     DONE,
     CompletionChoice,
@@ -39,21 +40,22 @@ from ridgeline.server.openai_api.logprobs import (
     prompt_logprobs,
 )
 from ridgeline.server.openai_api.protocol import CompletionRequest
+from ridgeline.server.served_models import ServedModels
 
 DEFAULT_MAX_TOKENS = 16  # OpenAI's, for this endpoint
 
 
 async def completions(request: Request) -> ASGIApp:
-    front, context = Front.of(request), RequestContext.of(request)
-    raw = await read_body(request, front.config)
+    served_models, context = ServedModels.of(request), RequestContext.of(request)
+    raw = await read_body(request, served_models.config)
     body = await off_loop(len(raw), lambda: decode(raw, CompletionRequest))
-    job = await off_loop(len(raw), lambda: completion_job(front, body))
-    return answer(front, context, job, CompletionShape(context, job, body))
+    job = await off_loop(len(raw), lambda: completion_job(served_models, body))
+    return answer(served_models, context, job, CompletionShape(context, job, body))
 
 
-def completion_job(front: Front, body: CompletionRequest) -> Job:
+def completion_job(served_models: ServedModels, body: CompletionRequest) -> Job:
     """The engine's job from the body; invalid requests are refused here."""
-    served = front.served(body.model, "generate")
+    served = served_models.served(body.model, "generate")
     check_stream_options(body)
     client = served.ready_client()
     grammar, grammar_field = requested_grammar(body) or (None, "grammar")

@@ -10,7 +10,7 @@ from dataclasses import replace
 
 from ridgeline.engine.plan.step import TokenLogprob
 from ridgeline.models.text.tokenizer import Tokenizer
-from ridgeline.server.answering.choices import Prompt
+from ridgeline.server.answering.prompts import Prompt
 from ridgeline.server.openai_api.bodies import (
     ChatLogprob,
     CompletionLogprobs,

@@ -11,7 +11,7 @@ from typing import Annotated, Any
 import msgspec
 
 from ridgeline.server.http import limits
-from ridgeline.server.http.body import About, Body, ignored, refused
+from ridgeline.server.http.body_fields import About, Body, ignored, refused
 from ridgeline.server.http.common_fields import (
     CacheHintField,
     CacheSaltField,

@@ -12,43 +12,46 @@ from ridgeline.server.answering.prompts import counted_ids
 from ridgeline.server.answering.tools import ToolUse, checked_tools
 from ridgeline.server.answering.validation import check_token_ids
 from ridgeline.server.errors import BadRequest
-from ridgeline.server.front import Front
 from ridgeline.server.http.decoding import decode
-from ridgeline.server.http.request_context import off_loop, read_body
+from ridgeline.server.http.off_loop import off_loop
+from ridgeline.server.http.read_body import read_body
 from ridgeline.server.openai_api.bodies import RenderedPrompt, Text, Tokens, encode
 from ridgeline.server.openai_api.logprobs import TokenNames
 from ridgeline.server.openai_api.protocol import DetokenizeRequest, TemplateRequest, TokenizeRequest
+from ridgeline.server.served_models import ServedModels
 
 
 async def tokenize(request: Request) -> Response:
-    front = Front.of(request)
-    raw = await read_body(request, front.config)
-    answer = await off_loop(len(raw), lambda: encode(_tokens(front, raw)))
+    served_models = ServedModels.of(request)
+    raw = await read_body(request, served_models.config)
+    answer = await off_loop(len(raw), lambda: encode(_tokens(served_models, raw)))
     return Response(answer, media_type="application/json")
 
 
 async def detokenize(request: Request) -> Response:
-    front = Front.of(request)
-    raw = await read_body(request, front.config)
-    answer = await off_loop(len(raw), lambda: encode(_text(front, raw)))
+    served_models = ServedModels.of(request)
+    raw = await read_body(request, served_models.config)
+    answer = await off_loop(len(raw), lambda: encode(_text(served_models, raw)))
     return Response(answer, media_type="application/json")
 
 
 async def apply_template(request: Request) -> Response:
-    front = Front.of(request)
-    raw = await read_body(request, front.config)
-    answer = await off_loop(len(raw), lambda: encode(_rendered(front, raw)))
+    served_models = ServedModels.of(request)
+    raw = await read_body(request, served_models.config)
+    answer = await off_loop(len(raw), lambda: encode(_rendered(served_models, raw)))
     return Response(answer, media_type="application/json")
 
 
-def _tokens(front: Front, raw: bytes) -> Tokens:
+def _tokens(served_models: ServedModels, raw: bytes) -> Tokens:
     body = decode(raw, TokenizeRequest)
-    served = front.served(body.model)
+    served = served_models.served(body.model)
     if (body.prompt is None) == (body.messages is None):
         raise BadRequest("prompt", "give either prompt or messages")
     client = served.ready_client()
     if body.messages is not None:
-        ids = counted_ids(client, conversation(front, client.tokenizer, body), "messages", add_special=False)
+        ids = counted_ids(
+            client, conversation(served_models, client.tokenizer, body), "messages", add_special=False
+        )
     else:
         ids = counted_ids(client, body.prompt or "", "prompt", body.add_special_tokens is not False)
     names = TokenNames(client.tokenizer)
@@ -56,30 +59,30 @@ def _tokens(front: Front, raw: bytes) -> Tokens:
     return Tokens(len(ids), client.hello.max_context, ids, **extra)
 
 
-def conversation(front: Front, tokenizer: Tokenizer, body: TokenizeRequest) -> str:
+def conversation(served_models: ServedModels, tokenizer: Tokenizer, body: TokenizeRequest) -> str:
     """The messages rendered as a chat request with the same tools would be."""
     tools = checked_tools(body.tools or [])
     use = ToolUse(tools, "auto" if tools else "none")
-    return chat_prompt(tokenizer, formats_of(tokenizer, front.config), use, body)
+    return chat_prompt(tokenizer, formats_of(tokenizer, served_models.config), use, body)
 
 
-def _text(front: Front, raw: bytes) -> Text:
+def _text(served_models: ServedModels, raw: bytes) -> Text:
     body = decode(raw, DetokenizeRequest)
-    client = front.served(body.model).ready_client()
+    client = served_models.served(body.model).ready_client()
     check_token_ids(body.tokens, "tokens", client.hello.vocab_size)
     return Text(client.tokenizer.decode(body.tokens, skip_special=bool(body.skip_special_tokens)))
 
 
-def _rendered(front: Front, raw: bytes) -> RenderedPrompt:
+def _rendered(served_models: ServedModels, raw: bytes) -> RenderedPrompt:
     body = decode(raw, TemplateRequest)
-    client = front.served(body.model).ready_client()
+    client = served_models.served(body.model).ready_client()
     asked = TokenizeRequest(
         messages=body.messages,
         tools=body.tools,
         add_generation_prompt=body.add_generation_prompt,
         chat_template_kwargs=body.chat_template_kwargs,
     )
-    prompt = conversation(front, client.tokenizer, asked)
+    prompt = conversation(served_models, client.tokenizer, asked)
     if not body.return_tokens:
         return RenderedPrompt(prompt)
     return RenderedPrompt(prompt, counted_ids(client, prompt, "messages", add_special=False))

@@ -10,7 +10,7 @@ from typing import Any
 import msgspec
 
 import ridgeline
-from ridgeline.server.http.body import About
+from ridgeline.server.http.body_fields import About
 from ridgeline.server.http.endpoint import JSON, NDJSON, Endpoint
 from ridgeline.server.openapi.schemas import Schema, Schemas
 

@@ -13,7 +13,7 @@ from typing import Any
 
 import msgspec
 
-from ridgeline.server.http.body import Body, fields_of
+from ridgeline.server.http.body_fields import Body, fields_of
 
 REFERENCE = "#/components/schemas/{name}"
 Schema = dict[str, Any]

@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     from starlette.types import ASGIApp
 
     from ridgeline.server.batches.runner import BatchRunner
-    from ridgeline.server.front import Front, Model
+    from ridgeline.server.served_models import Model, ServedModels
     from ridgeline.web.listener import HttpServer
 
 log = logging.getLogger("ridgeline.server")
@@ -57,9 +57,9 @@ class Supervised:
     setup: ModelSetup
     supervisor: Supervisor
 
-    def for_front(self) -> Model:
-        """The model as the front sees it, with metrics fed by the supervisor."""
-        from ridgeline.server.front import Model
+    def for_handlers(self) -> Model:
+        """The model as handlers see it, with metrics fed by the supervisor."""
+        from ridgeline.server.served_models import Model
         from ridgeline.telemetry.metrics import ServerMetrics
 
         supervisor = self.supervisor
@@ -148,12 +148,12 @@ async def _serve(
     _on_signals(stop, supervisors)
     http: HttpServer | None = None
     serving: asyncio.Task[None] | None = None
-    front: Front | None = None
+    served_models: ServedModels | None = None
     try:
         with gc_paused():
             await asyncio.gather(*(supervisor.begin() for supervisor in supervisors))
-            front = _front(models, server, state)
-            http, app = _http_server(front)
+            served_models = _served_models(models, server, state)
+            http, app = _http_server(served_models)
             serving = asyncio.create_task(http.serve(sockets=[listener]))
             starting = asyncio.create_task(_start_all(supervisors))
             await _prepare(supervisors, server)
@@ -163,7 +163,7 @@ async def _serve(
             await starting
             _say_ready(models, _url(listener.getsockname(), server))
             set_state("ready")
-            batches = await _resume_batches(front, app)
+            batches = await _resume_batches(served_models, app)
             await stop.wait()
             set_state("stopping")
             await batches.stop()  # first: no client waits for their lines, and they are sent again later
@@ -179,12 +179,12 @@ async def _serve(
         if http is not None and serving is not None:
             http.should_exit = True
             await serving
-        if front is not None:
-            await _finish_background_responses(front)
-            if front.recorder is not None:
-                front.recorder.close()
-            if front.tracing is not None:
-                front.tracing.close()
+        if served_models is not None:
+            await _finish_background_responses(served_models)
+            if served_models.recorder is not None:
+                served_models.recorder.close()
+            if served_models.tracing is not None:
+                served_models.tracing.close()
     return 0
 
 
@@ -231,29 +231,31 @@ def gc_paused() -> Iterator[None]:
         gc.enable()
 
 
-def _front(models: Sequence[Supervised], server: ServerConfig, state: StateStore) -> Front:
+def _served_models(models: Sequence[Supervised], server: ServerConfig, state: StateStore) -> ServedModels:
     from ridgeline.server.answering.model_formats import check_parsers
-    from ridgeline.server.front import Front
+    from ridgeline.server.served_models import ServedModels
 
     check_parsers(server)
-    front = Front(server, [model.for_front() for model in models], state)
+    served_models = ServedModels(server, [model.for_handlers() for model in models], state)
     if server.record_traffic is not None:
         from ridgeline.server.records.recording import TrafficRecorder
 
-        front.recorder = TrafficRecorder(server.record_traffic.expanduser(), server.record_traffic_bytes)
+        served_models.recorder = TrafficRecorder(
+            server.record_traffic.expanduser(), server.record_traffic_bytes
+        )
     if server.otlp_endpoint is not None:
         from ridgeline.server.records.tracing import Tracing
 
-        front.tracing = Tracing(server)
-    return front
+        served_models.tracing = Tracing(server)
+    return served_models
 
 
-def _http_server(front: Front) -> tuple[HttpServer, ASGIApp]:
+def _http_server(served_models: ServedModels) -> tuple[HttpServer, ASGIApp]:
     """The HTTP server over all models."""
     from ridgeline.server.app import app_over
 
-    app = app_over(front)
-    return http_server(app, front.config), app
+    app = app_over(served_models)
+    return http_server(app, served_models.config), app
 
 
 def http_server(app: ASGIApp, config: ServerConfig) -> HttpServer:
@@ -272,23 +274,23 @@ def http_server(app: ASGIApp, config: ServerConfig) -> HttpServer:
     return HttpServer(app, limits, config.max_body_bytes, config.websocket_ping_s, shown)
 
 
-async def _resume_batches(front: Front, app: ASGIApp) -> BatchRunner:
+async def _resume_batches(served_models: ServedModels, app: ASGIApp) -> BatchRunner:
     """Resume the batches of the last server. Twice the running capacity, so that some lines always wait."""
     from ridgeline.server.batches.endpoints import Batches
 
-    clients = [model.engine.client for model in front.models if model.engine.client is not None]
+    clients = [model.engine.client for model in served_models.models if model.engine.client is not None]
     in_flight = 2 * sum(client.hello.max_running for client in clients)
-    keys = front.config.accepted_keys()
-    runner = front.part(Batches).runner
+    keys = served_models.config.accepted_keys()
+    runner = served_models.part(Batches).runner
     await runner.start(app, keys[0] if keys else None, max(in_flight, 1))
     return runner
 
 
-async def _finish_background_responses(front: Front) -> None:
+async def _finish_background_responses(served_models: ServedModels) -> None:
     """Wait until background responses have ended, with or without an answer, and are written."""
     from ridgeline.server.responses_api.handlers import Responses
 
-    await front.part(Responses).background.ended(LAST_WRITE_S)
+    await served_models.part(Responses).background.ended(LAST_WRITE_S)
 
 
 async def _drain(supervisors: Sequence[Supervisor], drain_s: float) -> None:

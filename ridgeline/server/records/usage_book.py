@@ -16,8 +16,8 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from ridgeline.server.errors import ApiError
-from ridgeline.server.front import Front
 from ridgeline.server.openai_api.bodies import CompletionTokensDetails, PromptTokensDetails, Usage, encode
+from ridgeline.server.served_models import ServedModels
 
 KEPT = 100_000  # some 20 MB when full
 Status = Literal["running", "finished", "aborted", "failed"]
@@ -44,9 +44,9 @@ class Running:
 
 
 class UsageBook:
-    """Created by `Front.part`. A reused id refers to the latest request."""
+    """Created by `ServedModels.part`. A reused id refers to the latest request."""
 
-    def __init__(self, front: Front | None = None, kept: int = KEPT) -> None:
+    def __init__(self, served_models: ServedModels | None = None, kept: int = KEPT) -> None:
         self._running: dict[str, Running] = {}
         self._ended: dict[str, bytes] = {}  # oldest first
         self._kept = kept
@@ -99,7 +99,7 @@ def counted(prompt: int, completion: int = 0, cached: int = 0, reasoning: int = 
 async def show_usage(request: Request) -> Response:
     """GET /v1/usage/{request_id}."""
     request_id = request.path_params["request_id"]
-    book = Front.of(request).part(UsageBook)
+    book = ServedModels.of(request).part(UsageBook)
     found = book.find(request_id)
     if found is None:
         message = (

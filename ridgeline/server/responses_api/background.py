@@ -15,11 +15,12 @@ from collections.abc import Iterator
 import msgspec
 from starlette.types import Receive, Scope, Send
 
+from ridgeline.server.answering.answer import EVENT_STREAM_HEADERS, KEEPALIVE, size_bytes
 from ridgeline.server.answering.running_request import RunningRequest
-from ridgeline.server.answering.sse import EVENT_STREAM_HEADERS, KEEPALIVE, size_bytes
 from ridgeline.server.config import ServerConfig
 from ridgeline.server.errors import ApiError, SlowReader, reply_to, unexpected
-from ridgeline.server.http.request_context import off_loop, while_connected
+from ridgeline.server.http.off_loop import off_loop
+from ridgeline.server.http.read_body import while_connected
 from ridgeline.server.responses_api.bodies import ResponseBody, Status
 from ridgeline.server.responses_api.shape import ResponseShape
 from ridgeline.server.responses_api.store import ResponseStore

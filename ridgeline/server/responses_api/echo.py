@@ -10,7 +10,7 @@ from typing import Any, TypeVar, cast
 import msgspec
 from msgspec import UNSET
 
-from ridgeline.server.answering.running_request import Job
+from ridgeline.server.answering.job import Job
 from ridgeline.server.openai_api.bodies import encode
 from ridgeline.server.responses_api import protocol
 from ridgeline.server.responses_api.bodies import (

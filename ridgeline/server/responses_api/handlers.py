@@ -12,13 +12,15 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import ASGIApp
 
+from ridgeline.server.answering.answer import WholeAnswer, answer
 from ridgeline.server.answering.chat_job import chat_job, prompt_tokens
-from ridgeline.server.answering.running_request import Job, RunningRequest
-from ridgeline.server.answering.sse import WholeAnswer, answer
+from ridgeline.server.answering.job import Job
+from ridgeline.server.answering.running_request import RunningRequest
 from ridgeline.server.errors import ApiError, BadRequest
-from ridgeline.server.front import Front
 from ridgeline.server.http.decoding import decode
-from ridgeline.server.http.request_context import LONG_BYTES, RequestContext, off_loop, read_body
+from ridgeline.server.http.off_loop import LONG_BYTES, off_loop
+from ridgeline.server.http.read_body import read_body
+from ridgeline.server.http.request_context import RequestContext
 from ridgeline.server.openai_api.bodies import encode
 from ridgeline.server.openai_api.logprobs import TokenNames
 from ridgeline.server.responses_api.background import Background, BackgroundRun, Replay
@@ -40,6 +42,7 @@ from ridgeline.server.responses_api.protocol import (
 from ridgeline.server.responses_api.refusals import named_refusal
 from ridgeline.server.responses_api.shape import ResponseShape
 from ridgeline.server.responses_api.store import History, Limits, ResponseStore, not_found
+from ridgeline.server.served_models import ServedModels
 
 B = TypeVar("B", bound=InputTokensRequest)
 Q = TypeVar("Q")
@@ -50,17 +53,19 @@ NO_STORE = "this server stores no responses: it has no state directory; send sto
 class Responses:
     """State kept between requests; `store` is None if the server has no state directory."""
 
-    def __init__(self, front: Front) -> None:
-        config = front.config
+    def __init__(self, served_models: ServedModels) -> None:
+        config = served_models.config
         limits = Limits(config.response_store_count, config.response_store_bytes, config.response_retention_s)
         self.store = (
-            None if front.state is None else ResponseStore(front.state, limits, 4 * config.max_body_bytes)
+            None
+            if served_models.state is None
+            else ResponseStore(served_models.state, limits, 4 * config.max_body_bytes)
         )
         self.background = Background(config)
 
     @classmethod
     def of(cls, request: Request) -> Responses:
-        return Front.of(request).part(cls)
+        return ServedModels.of(request).part(cls)
 
     def stored(self, id: str) -> ResponseStore:
         """The store to look up a response; raises 404 if there is no store."""
@@ -79,24 +84,32 @@ class Prepared:
 
 
 async def create(request: Request) -> ASGIApp:
-    front, context, responses = Front.of(request), RequestContext.of(request), Responses.of(request)
-    raw = await read_body(request, front.config)
+    served_models, context, responses = (
+        ServedModels.of(request),
+        RequestContext.of(request),
+        Responses.of(request),
+    )
+    raw = await read_body(request, served_models.config)
     body = await off_loop(len(raw), lambda: _decoded(raw, ResponseRequest))
     _check(body, responses)
-    ready = await _prepare(front, context, responses, body, len(raw))
+    ready = await _prepare(served_models, context, responses, body, len(raw))
     store = responses.store if body.store is not False else None
     if store is not None and body.background:
-        return await _begin(front, context, responses, store, ready)
+        return await _begin(served_models, context, responses, store, ready)
 
     async def keep() -> None:
         if store is not None:
             await store.add(ready.shape.body, ready.items)
 
-    return answer(front, context, ready.job, ready.shape, keep=keep)
+    return answer(served_models, context, ready.job, ready.shape, keep=keep)
 
 
 async def _begin(
-    front: Front, context: RequestContext, responses: Responses, store: ResponseStore, ready: Prepared
+    served_models: ServedModels,
+    context: RequestContext,
+    responses: Responses,
+    store: ResponseStore,
+    ready: Prepared,
 ) -> ASGIApp:
     """Start a background response: it is stored and running when its first answer is sent."""
     run = BackgroundRun(ready.shape, store, streams=ready.job.stream)
@@ -104,9 +117,13 @@ async def _begin(
     with responses.background.room_for(run):
         await store.add(ready.shape.body, ready.items)
     own = dataclasses.replace(context)  # this request ends now; the run is booked separately
-    request_run = RunningRequest(front, own, dataclasses.replace(ready.job, stream=True))
+    request_run = RunningRequest(served_models, own, dataclasses.replace(ready.job, stream=True))
     responses.background.start(run, request_run)
-    return Replay(run, 0, front.config) if run.streams else Response(first, media_type="application/json")
+    return (
+        Replay(run, 0, served_models.config)
+        if run.streams
+        else Response(first, media_type="application/json")
+    )
 
 
 async def retrieve(request: Request) -> ASGIApp:
@@ -124,7 +141,7 @@ async def retrieve(request: Request) -> ASGIApp:
         message = "stream: this response was not created with background and stream, or its events are gone"
         raise ApiError(400, message, param="stream")
     first = 0 if query.starting_after is None else query.starting_after + 1
-    return Replay(run, first, Front.of(request).config)
+    return Replay(run, first, ServedModels.of(request).config)
 
 
 async def cancel(request: Request) -> Response:
@@ -171,22 +188,28 @@ async def input_items(request: Request) -> Response:
 
 
 async def input_tokens(request: Request) -> Response:
-    front, responses = Front.of(request), Responses.of(request)
-    raw = await read_body(request, front.config)
+    served_models, responses = ServedModels.of(request), Responses.of(request)
+    raw = await read_body(request, served_models.config)
     body = await off_loop(len(raw), lambda: _decoded(raw, InputTokensRequest))
     items, history_bytes = await _conversation(responses, body, len(raw))
-    count = await off_loop(len(raw) + history_bytes, lambda: _count(front, body, items))
+    count = await off_loop(len(raw) + history_bytes, lambda: _count(served_models, body, items))
     return await _json(InputTokens(input_tokens=count))
 
 
 async def compact(request: Request) -> ASGIApp:
-    front, context, responses = Front.of(request), RequestContext.of(request), Responses.of(request)
-    raw = await read_body(request, front.config)
+    served_models, context, responses = (
+        ServedModels.of(request),
+        RequestContext.of(request),
+        Responses.of(request),
+    )
+    raw = await read_body(request, served_models.config)
     body = await off_loop(len(raw), lambda: _decoded(raw, CompactRequest))
     items, history_bytes = await _conversation(responses, body, len(raw))
     asked = with_instruction(items)
-    job, _ = await off_loop(len(raw) + history_bytes, lambda: _job(front, summary_request(body), asked))
-    return WholeAnswer(RunningRequest(front, context, job), CompactionShape(items, context.created))
+    job, _ = await off_loop(
+        len(raw) + history_bytes, lambda: _job(served_models, summary_request(body), asked)
+    )
+    return WholeAnswer(RunningRequest(served_models, context, job), CompactionShape(items, context.created))
 
 
 def _decoded(raw: bytes, kind: type[B]) -> B:
@@ -211,14 +234,18 @@ def _check(body: ResponseRequest, responses: Responses) -> None:
 
 
 async def _prepare(
-    front: Front, context: RequestContext, responses: Responses, body: ResponseRequest, size_bytes: int
+    served_models: ServedModels,
+    context: RequestContext,
+    responses: Responses,
+    body: ResponseRequest,
+    size_bytes: int,
 ) -> Prepared:
     items, history_bytes = await _conversation(responses, body, size_bytes)
     own = [item for item in items if item.path.startswith("input")]
     is_stored = responses.store is not None and body.store is not False
 
     def work() -> Prepared:
-        job, names = _job(front, body, items)
+        job, names = _job(served_models, body, items)
         job = dataclasses.replace(job, grammar_field=names.of(job.grammar_field))
         first = opening_body(body, job, context.created, is_stored)
         names_of_tokens = TokenNames(job.client.tokenizer)
@@ -250,14 +277,16 @@ async def _conversation(
     return [*(Placed(item, "previous_response_id") for item in history.items), *own], history.bytes
 
 
-def _job(front: Front, body: InputTokensRequest, items: list[Placed]) -> tuple[Job, FieldNames]:
+def _job(
+    served_models: ServedModels, body: InputTokensRequest, items: list[Placed]
+) -> tuple[Job, FieldNames]:
     chat, names = converted(body, items)
-    return names.during(lambda: chat_job(front, chat)), names
+    return names.during(lambda: chat_job(served_models, chat)), names
 
 
-def _count(front: Front, body: InputTokensRequest, items: list[Placed]) -> int:
+def _count(served_models: ServedModels, body: InputTokensRequest, items: list[Placed]) -> int:
     chat, names = converted(body, items)
-    return names.during(lambda: prompt_tokens(front, chat))
+    return names.during(lambda: prompt_tokens(served_models, chat))
 
 
 def _query(request: Request, kind: type[Q]) -> Q:

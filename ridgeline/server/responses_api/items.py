@@ -16,7 +16,7 @@ import msgspec
 from msgspec import UNSET
 
 from ridgeline.server.errors import ApiError, BadRequest
-from ridgeline.server.http.body import fields_of
+from ridgeline.server.http.body_fields import fields_of
 from ridgeline.server.responses_api.bodies import (
     CompactionItem,
     FunctionCallItem,

@@ -10,7 +10,7 @@ from typing import Annotated, Any, Literal
 
 import msgspec
 
-from ridgeline.server.http.body import About, Body, ignored, refused
+from ridgeline.server.http.body_fields import About, Body, ignored, refused
 from ridgeline.server.http.common_fields import (
     CacheHintField,
     CacheSaltField,

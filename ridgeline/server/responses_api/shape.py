@@ -12,7 +12,7 @@ from typing import Any
 
 import msgspec
 
-from ridgeline.server.answering.choices import Piece
+from ridgeline.server.answering.pieces import Piece
 from ridgeline.server.errors import ErrorReply
 from ridgeline.server.openai_api.bodies import ChatLogprob, Usage
 from ridgeline.server.openai_api.logprobs import TokenNames, chat_logprobs

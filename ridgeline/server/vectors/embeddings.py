@@ -12,10 +12,11 @@ from starlette.responses import Response
 from ridgeline.engine.client.client import AsyncClient
 from ridgeline.engine.link.packed_texts import PackedTexts, pack_texts
 from ridgeline.server.errors import ApiError, BadRequest
-from ridgeline.server.front import Front, Served
 from ridgeline.server.http.decoding import decode
-from ridgeline.server.http.request_context import off_loop, read_body
+from ridgeline.server.http.off_loop import off_loop
+from ridgeline.server.http.read_body import read_body
 from ridgeline.server.openai_api.bodies import encode
+from ridgeline.server.served_models import Served, ServedModels
 from ridgeline.server.vectors.bodies import Embedding, EmbeddingList, VectorUsage
 from ridgeline.server.vectors.protocol import EmbeddingRequest
 from ridgeline.server.vectors.run import compute
@@ -29,9 +30,9 @@ FORMATS = ("float", "base64")
 
 
 async def embeddings(request: Request) -> Response:
-    front = Front.of(request)
-    raw = await read_body(request, front.config)
-    read = await off_loop(len(raw), lambda: read_embedding(front, decode(raw, EmbeddingRequest)))
+    served_models = ServedModels.of(request)
+    raw = await read_body(request, served_models.config)
+    read = await off_loop(len(raw), lambda: read_embedding(served_models, decode(raw, EmbeddingRequest)))
     served, body, texts = read
     vectors = await compute(request, served, body, texts)
     answer = await off_loop(
@@ -40,9 +41,11 @@ async def embeddings(request: Request) -> Response:
     return Response(answer, media_type="application/json")
 
 
-def read_embedding(front: Front, body: EmbeddingRequest) -> tuple[Served, EmbeddingRequest, PackedTexts]:
+def read_embedding(
+    served_models: ServedModels, body: EmbeddingRequest
+) -> tuple[Served, EmbeddingRequest, PackedTexts]:
     """The requested model, and the texts as it takes them."""
-    served = front.served(body.model, "embed")
+    served = served_models.served(body.model, "embed")
     client = served.ready_client()
     _check(body, client)
     return served, body, pack_texts(embedding_texts(client, body))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, Any
 
-from ridgeline.server.http.body import About, Body, ignored, refused
+from ridgeline.server.http.body_fields import About, Body, ignored, refused
 from ridgeline.server.http.common_fields import EndUserField
 from ridgeline.server.http.field_types import Int, Name
 

@@ -13,9 +13,10 @@ from ridgeline.engine.link.packed_texts import PackedTexts
 from ridgeline.engine.plan.request import is_background
 from ridgeline.server.answering.running_request import outcome
 from ridgeline.server.errors import DeadlineExceeded
-from ridgeline.server.front import Front, Served
-from ridgeline.server.http.request_context import RequestContext, while_connected
+from ridgeline.server.http.read_body import while_connected
+from ridgeline.server.http.request_context import RequestContext
 from ridgeline.server.records.usage_book import UsageBook, counted
+from ridgeline.server.served_models import Served, ServedModels
 from ridgeline.server.vectors.protocol import VectorRequest
 from ridgeline.telemetry.logs import log_request
 from ridgeline.telemetry.timing import TimingRecord
@@ -32,12 +33,12 @@ async def compute(
     want: Literal["vector", "score"] = "vector",
 ) -> Floats:
     """The encoder's answer. The gate books requests that the encoder refuses (429, 400)."""
-    front, context = Front.of(request), RequestContext.of(request)
+    served_models, context = ServedModels.of(request), RequestContext.of(request)
     priority = max(body.priority or 0, context.least_priority)
-    limit_s = None if is_background(priority) else front.config.request_timeout_s
+    limit_s = None if is_background(priority) else served_models.config.request_timeout_s
     timing = TimingRecord(context.arrival, prompt_tokens=texts.num_tokens)
     error: BaseException | None = None
-    usages = front.part(UsageBook)
+    usages = served_models.part(UsageBook)
     used = usages.begin(context.request_id, lambda: counted(texts.num_tokens))
     try:
         async with asyncio.timeout_at(None if limit_s is None else _loop_time(context.arrival + limit_s)):
@@ -65,8 +66,8 @@ async def compute(
             timing.end = timing.sent = time.monotonic()
             served.metrics.request_finished(timing, context.path, failure or "stop", is_background(priority))
             log_request(context.request_id, context.path, status, timing, failure or "stop")
-            if front.tracing is not None:
-                front.tracing.book(context, [timing], served.name, status, failure, with_engine=False)
+            if served_models.tracing is not None:
+                served_models.tracing.book(context, [timing], served.name, status, failure, with_engine=False)
 
 
 def _loop_time(monotonic: float) -> float:

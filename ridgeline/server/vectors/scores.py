@@ -15,10 +15,12 @@ from starlette.responses import Response
 from ridgeline.engine.client.client import AsyncClient
 from ridgeline.engine.link.packed_texts import PackedTexts, pack_texts
 from ridgeline.server.errors import BadRequest
-from ridgeline.server.front import Front, Served
 from ridgeline.server.http.decoding import decode
-from ridgeline.server.http.request_context import RequestContext, off_loop, read_body
+from ridgeline.server.http.off_loop import off_loop
+from ridgeline.server.http.read_body import read_body
+from ridgeline.server.http.request_context import RequestContext
 from ridgeline.server.openai_api.bodies import encode
+from ridgeline.server.served_models import Served, ServedModels
 from ridgeline.server.vectors.bodies import (
     DocumentText,
     Method,
@@ -47,9 +49,9 @@ class Pairs:
 
 
 async def rerank(request: Request) -> Response:
-    front, context = Front.of(request), RequestContext.of(request)
-    raw = await read_body(request, front.config)
-    served, body, pairs, cut = await off_loop(len(raw), lambda: _read_rerank(front, raw))
+    served_models, context = ServedModels.of(request), RequestContext.of(request)
+    raw = await read_body(request, served_models.config)
+    served, body, pairs, cut = await off_loop(len(raw), lambda: _read_rerank(served_models, raw))
     scores = await _scores(request, served, body, pairs)
     answer = RerankAnswer(
         f"rerank-{context.request_id}", served.name, pairs.method, _ranked(body, scores, cut), pairs.usage
@@ -58,9 +60,9 @@ async def rerank(request: Request) -> Response:
 
 
 async def score(request: Request) -> Response:
-    front, context = Front.of(request), RequestContext.of(request)
-    raw = await read_body(request, front.config)
-    served, body, pairs = await off_loop(len(raw), lambda: _read_score(front, raw))
+    served_models, context = ServedModels.of(request), RequestContext.of(request)
+    raw = await read_body(request, served_models.config)
+    served, body, pairs = await off_loop(len(raw), lambda: _read_score(served_models, raw))
     scores = await _scores(request, served, body, pairs)
     data = [Score(i, value) for i, value in enumerate(scores)]
     answer = ScoreList(
@@ -72,10 +74,10 @@ async def score(request: Request) -> Response:
 # ---- bodies to pairs ----
 
 
-def _read_rerank(front: Front, raw: bytes) -> tuple[Served, RerankRequest, Pairs, set[int]]:
+def _read_rerank(served_models: ServedModels, raw: bytes) -> tuple[Served, RerankRequest, Pairs, set[int]]:
     """Also returns the documents that the model reads only in part."""
     body = decode(raw, RerankRequest)
-    served = front.served(body.model, "embed")
+    served = served_models.served(body.model, "embed")
     client = served.ready_client()
     documents = [each if isinstance(each, str) else each.text for each in body.documents]
     if not documents:
@@ -103,9 +105,9 @@ def _document_lengths(body: RerankRequest, client: AsyncClient) -> Lengths:
     return Lengths(min(asked, lengths.most), True)
 
 
-def _read_score(front: Front, raw: bytes) -> tuple[Served, ScoreRequest, Pairs]:
+def _read_score(served_models: ServedModels, raw: bytes) -> tuple[Served, ScoreRequest, Pairs]:
     body = decode(raw, ScoreRequest)
-    served = front.served(body.model, "embed")
+    served = served_models.served(body.model, "embed")
     client = served.ready_client()
     first, second = ([given] if isinstance(given, str) else given for given in (body.text_1, body.text_2))
     for field, texts in (("text_1", first), ("text_2", second)):

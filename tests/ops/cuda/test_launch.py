@@ -41,7 +41,7 @@ def test_a_gpu_that_is_not_known_is_taken_to_have_little_shared_memory(monkeypat
 
 def test_serving_on_the_cpu_imports_no_triton():
     modules = (
-        "ridgeline.engine.run.native_runner, ridgeline.engine.link.process, ridgeline.server.process.main"
+        "ridgeline.engine.run.native_runner, ridgeline.engine.link.engine_loop, ridgeline.server.process.main"
     )
     program = f"import sys, {modules}; print('triton' in sys.modules, 'ridgeline.ops.cuda' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=300)

@@ -20,7 +20,7 @@ from ridgeline.models.decoders.cuda_step import DeviceStep
 from ridgeline.ops.cuda.attention.prefill_plan import PrefillViews, plan_prefill
 from ridgeline.ops.cuda.attention.prefix_groups import PrefixTiles
 from ridgeline.ops.cuda.attention.shared_prefix import SharedPrefix, prefix_parts
-from ridgeline.ops.cuda.inputs import apply_diffs, prepare_step
+from ridgeline.ops.cuda.prepare_step import apply_diffs, prepare_step
 
 _FROM_DEVICE = -1  # a token the device is still sampling
 _PADDING = -1  # a row without a sequence

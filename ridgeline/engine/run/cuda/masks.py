@@ -20,7 +20,7 @@ _RING_SIZE = 4  # host buffers, used in rotation: more than steps that can be in
 
 @dataclass(frozen=True, slots=True)
 class SentMasks:
-    """on_device: as `ops.cuda.sampling.process` takes them. failures: by place, why the mask is empty."""
+    """on_device: as `adjust_logits` takes them. failures: by place, why the mask is empty."""
 
     on_device: Tensor
     failures: dict[int, str]

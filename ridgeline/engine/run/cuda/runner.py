@@ -25,7 +25,7 @@ from ridgeline.engine.plan.step import RowResult, StepPlan, StepResult, StepRow
 from ridgeline.engine.run.cuda.graphs import DecodeGraphs, GraphKey, ladder
 from ridgeline.engine.run.cuda.inputs import CudaInputs
 from ridgeline.engine.run.cuda.rows import DeviceRow, DeviceRows
-from ridgeline.engine.run.cuda.sampling import DeviceSampler, Pick, SampleTicket
+from ridgeline.engine.run.cuda.sampler import DeviceSampler, Pick, SampleTicket
 from ridgeline.engine.run.cuda.shared_rows import SharedRows
 from ridgeline.engine.run.prompt_scores import PromptScores
 from ridgeline.models.decoders.cuda import CudaDecoder
@@ -108,26 +108,26 @@ class CudaRunner:
     def launch(self, plan: StepPlan) -> LaunchedStep:
         """Start the plan on the device and return at once. KV writes are idempotent."""
         with self._launching(plan):
-            flight = self._launch(plan)
-            if not any(map(_awaits_its_token, flight.rows)):
-                self._choose(flight)
-            return flight
+            launched = self._launch(plan)
+            if not any(map(_awaits_its_token, launched.rows)):
+                self._choose(launched)
+            return launched
 
-    def complete(self, flight: LaunchedStep) -> None:
+    def complete(self, launched: LaunchedStep) -> None:
         """Sample the tokens of a step in which a grammar or a budget had to see the previous token."""
-        if flight.logits is not None:
-            with self._launching(flight.plan):
-                self._choose(flight)
+        if launched.logits is not None:
+            with self._launching(launched.plan):
+                self._choose(launched)
 
-    def collect(self, flight: LaunchedStep) -> StepResult:
+    def collect(self, launched: LaunchedStep) -> StepResult:
         """Wait for the step and return its tokens, in the order of the plan's rows."""
         try:
-            samples = iter(flight.samples.collect() if flight.samples is not None else [])
+            samples = iter(launched.samples.collect() if launched.samples is not None else [])
         except Exception as error:
             self._raise_if_lost(error)
             raise
-        results = [RowResult()] * len(flight.rows)
-        for place, row, scores in zip(flight.order, flight.rows, flight.scores, strict=True):
+        results = [RowResult()] * len(launched.rows)
+        for place, row, scores in zip(launched.order, launched.rows, launched.scores, strict=True):
             own = [next(samples) for _ in row.samplers]
             if own or scores is not None:
                 results[place] = RowResult(own, scores.collect() if scores is not None else [])
@@ -258,17 +258,19 @@ class CudaRunner:
         device_rows = self._inputs.stage([pick.row for pick in picks])
         return picks, (device_rows, self._inputs.stage([pick.position for pick in picks]))
 
-    def _choose(self, flight: LaunchedStep) -> None:
+    def _choose(self, launched: LaunchedStep) -> None:
         """Sample the step's tokens from its logits, then score the prompts, which overwrites the logits."""
-        picks, logits = flight.picks, flight.logits
+        picks, logits = launched.picks, launched.logits
         if picks and logits is not None:
             last_tokens = self._inputs.last_tokens
-            flight.samples = self._sampler.sample(logits[: len(picks)], picks, *flight.staged, last_tokens)
-        flight.scores = [
+            launched.samples = self._sampler.sample(
+                logits[: len(picks)], picks, *launched.staged, last_tokens
+            )
+        launched.scores = [
             None if where is None else self._score(row, where)
-            for row, where in zip(flight.rows, flight.scored, strict=True)
+            for row, where in zip(launched.rows, launched.scored, strict=True)
         ]
-        flight.logits = None
+        launched.logits = None
 
     def _score(self, row: StepRow, where: range) -> PromptScores:
         """Log-probabilities of the row's prompt tokens. Synchronous: its sequence is never planned ahead."""

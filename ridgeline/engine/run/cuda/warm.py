@@ -19,7 +19,7 @@ from ridgeline.ops.cuda.attention.prefill_plan import plan_prefill
 from ridgeline.ops.cuda.attention.prefix_groups import LEAST_ROWS
 from ridgeline.ops.cuda.attention.shared_prefix import SharedPrefix, prefix_parts, rows_per_tile
 from ridgeline.ops.cuda.blocks import copy_blocks
-from ridgeline.ops.cuda.inputs import apply_diffs, prepare_step
+from ridgeline.ops.cuda.prepare_step import apply_diffs, prepare_step
 from ridgeline.ops.cuda.recording import Launch, distinct, recorded
 from ridgeline.ops.cuda.sampling.logprobs import LogprobBuffers
 from ridgeline.ops.cuda.sampling.sampling import SampleScratch, sample

@@ -30,7 +30,7 @@ from ridgeline.ops.cuda.sampling.values import (
     LOG2_E,
     float_field,
     int_field,
-    is_processed,
+    is_adjusted,
     logits_at,
     ordered,
     value_of_ordered,
@@ -81,7 +81,7 @@ def find_thresholds(
     scratch: FilterScratch,
 ) -> None:
     """scratch.thresholds: the smallest logit each row may draw (-inf: any); scratch.tops: its best logit,
-    0 for rows without filters. `changed` holds the logits of rows that were processed before."""
+    0 for rows without filters. `changed` holds the logits of rows that were adjusted before."""
     count, vocab = logits.shape
     rows_of = (logits, logits if changed is None else changed, rows, draw_positions, state.params)
     strides = (logits.stride(0), 0 if changed is None else changed.stride(0))
@@ -172,7 +172,7 @@ def _survey(
             if part == 0:
                 _decide(i, undecided, tops, thresholds, bounds, 0.0, float("-inf"))
         else:
-            is_changed = is_processed(settings, row, tl.load(positions + i))
+            is_changed = is_adjusted(settings, row, tl.load(positions + i))
             source = logits + i.to(tl.int64) * logits_stride
             work = changed + i.to(tl.int64) * changed_stride
             token = part * BLOCK + tl.arange(0, BLOCK)
@@ -271,7 +271,7 @@ def _gather(
     if row >= 0:
         bound = tl.load(bounds + i)
         if bound < float("inf"):
-            is_changed = is_processed(settings, row, tl.load(positions + i))
+            is_changed = is_adjusted(settings, row, tl.load(positions + i))
             source = logits + i.to(tl.int64) * logits_stride
             work = changed + i.to(tl.int64) * changed_stride
             token = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
@@ -323,7 +323,7 @@ def _settle(
         if threshold == threshold:
             tl.store(undecided + i, 0)
         else:
-            is_changed = is_processed(settings, row, tl.load(positions + i))
+            is_changed = is_adjusted(settings, row, tl.load(positions + i))
             spare = tl.where(is_changed, 0, SPARE_BITS) if ANY_CHANGED else SPARE_BITS
             source = logits + i.to(tl.int64) * logits_stride
             work = changed + i.to(tl.int64) * changed_stride

@@ -15,9 +15,9 @@ import triton.language as tl
 from torch import Tensor
 
 from ridgeline.ops.cuda.launch import INTERPRETED, PDL, let_next_start, pdl_options, wait_for_inputs
+from ridgeline.ops.cuda.sampling.adjust_logits import adjust_logits
 from ridgeline.ops.cuda.sampling.filters import FilterScratch, find_thresholds
 from ridgeline.ops.cuda.sampling.logprobs import LogprobBuffers, report_logprobs
-from ridgeline.ops.cuda.sampling.process import process
 from ridgeline.ops.cuda.sampling.state import (
     COUNT_SLOT,
     INVERSE_TEMPERATURE,
@@ -30,7 +30,7 @@ from ridgeline.ops.cuda.sampling.values import (
     NO_KEY,
     float_field,
     int_field,
-    is_processed,
+    is_adjusted,
     logits_at,
     sort_key,
     token_of,
@@ -61,7 +61,7 @@ class SampleScratch:
         self._changed = torch.empty(0, dtype=torch.float32, device=device)
 
     def changed(self, count: int, vocab: int) -> Tensor:
-        """[count, vocab] float32 for logits that are processed before the draw."""
+        """[count, vocab] float32 for logits that are adjusted before the draw."""
         if self._changed.numel() < count * vocab:
             self._changed = torch.empty(count * vocab, dtype=torch.float32, device=self.device)
         return self._changed[: count * vocab].view(count, vocab)
@@ -85,12 +85,12 @@ def sample(
     -1 if the logits have no finite maximum, and to last_tokens[rows[i]] (0 instead of -1: it may be read as
     an id before the host knows). Rows that request log-probabilities get them in `logprobs`: those of the
     model itself, before bias, penalties, masks and temperature. With a plain plan this is one launch that a
-    CUDA graph may contain. masks: as in `process`, for constrained rows.
+    CUDA graph may contain. masks: as in `adjust_logits`, for constrained rows.
     """
     changed = None
-    if plan.processed:
+    if plan.adjusted:
         changed = scratch.changed(*logits.shape)
-        process(logits, rows, draw_positions, state, changed, masks)
+        adjust_logits(logits, rows, draw_positions, state, changed, masks)
     if plan.filtered:
         find_thresholds(logits, changed, rows, draw_positions, state, scratch.filters)
     draw(logits, rows, draw_positions, state, last_tokens, out_tokens, scratch, plan)
@@ -115,7 +115,7 @@ def draw(
     count, vocab = logits.shape
     blocks = triton.cdiv(vocab, block)
     steps = triton.cdiv(blocks, max(1, min(blocks, programs // count)))
-    changed = scratch.changed(count, vocab) if plan.processed else None
+    changed = scratch.changed(count, vocab) if plan.adjusted else None
     _draw[(count, triton.cdiv(blocks, steps))](
         logits,
         logits if changed is None else changed,
@@ -133,7 +133,7 @@ def draw(
         logits.stride(0),
         0 if changed is None else changed.stride(0),
         steps,
-        ANY_CHANGED=plan.processed,
+        ANY_CHANGED=plan.adjusted,
         FILTERED=plan.filtered,
         COUNTED=plan.counted,
         BLOCK=block,
@@ -176,7 +176,7 @@ def _draw(
     if row >= 0:
         inverse_temperature = float_field(settings, row, INVERSE_TEMPERATURE)
         position = tl.load(positions + i)
-        is_changed = is_processed(settings, row, position) if ANY_CHANGED else False
+        is_changed = is_adjusted(settings, row, position) if ANY_CHANGED else False
         source = logits + i.to(tl.int64) * logits_stride
         work = changed + i.to(tl.int64) * changed_stride
         first = part * steps * BLOCK

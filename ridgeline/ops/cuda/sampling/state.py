@@ -48,7 +48,7 @@ FLAGS = tl.constexpr(14)
 FIELDS = tl.constexpr(16)
 
 FILTERED = tl.constexpr(1)  # flags: the row needs a threshold
-PROCESSED = tl.constexpr(2)  # the row's logits are changed first
+ADJUSTED = tl.constexpr(2)  # the row's logits are changed first
 
 IN_PROMPT = tl.constexpr(1 << 30)  # added to the count of a token in the output
 
@@ -99,13 +99,13 @@ class SamplePlan:
     """Which kernels a batch needs beyond the plain draw; known to the host."""
 
     filtered: bool = False
-    processed: bool = False  # bias, penalties, masks or suppressed ids
+    adjusted: bool = False  # bias, penalties, masks or suppressed ids
     counted: bool = False  # penalties: drawn tokens are counted
     logprobs: int | None = None  # the most alternatives any row asks for
 
     @property
     def plain(self) -> bool:
-        return not (self.filtered or self.processed or self.counted) and self.logprobs is None
+        return not (self.filtered or self.adjusted or self.counted) and self.logprobs is None
 
 
 PLAIN = SamplePlan()
@@ -139,7 +139,7 @@ class SamplerState:
         self._slots: dict[int, int] = {}
         self._staged: dict[int, tuple[IntArray, list[IntArray]]] = {}
         # what the host needs to know of every row to plan a step
-        self._classes = np.zeros((max_rows, 4), dtype=np.int32)  # filtered, processed, min_tokens, counted
+        self._classes = np.zeros((max_rows, 4), dtype=np.int32)  # filtered, adjusted, min_tokens, counted
         self._logprobs = np.full(max_rows, -1, dtype=np.int32)
         self._special: set[int] = set()  # rows that need more than a plain draw
         self._buffers: list[Tensor | None] = [None] * _RING
@@ -157,7 +157,7 @@ class SamplerState:
         self.clear_row(row)
         slot = self._take_slot(row) if params.penalized else -1
         min_tokens = params.min_tokens if params.suppressed else 0
-        self._classes[row] = params.filtered, _is_processed(params), min_tokens, slot >= 0
+        self._classes[row] = params.filtered, _is_adjusted(params), min_tokens, slot >= 0
         self._logprobs[row] = -1 if params.logprobs is None else params.logprobs
         if self._classes[row].any() or params.logprobs is not None:
             self._special.add(row)
@@ -196,7 +196,7 @@ class SamplerState:
         most = int(self._logprobs[places].max(initial=-1))
         return SamplePlan(
             filtered=bool(classes[:, 0].any()),
-            processed=bool(classes[:, 1].any() or too_short.any()),
+            adjusted=bool(classes[:, 1].any() or too_short.any()),
             counted=bool(classes[:, 3].any()),
             logprobs=most if most >= 0 else None,
         )
@@ -291,11 +291,11 @@ def _fields(params: RowParams, slot: int, min_tokens: int) -> IntArray:
     fields[SUPPRESSED.value] = len(params.suppressed) if min_tokens else 0
     fields[COUNT_SLOT.value] = slot
     fields[LOGPROBS.value] = -1 if params.logprobs is None else params.logprobs
-    fields[FLAGS.value] = FILTERED.value * params.filtered | PROCESSED.value * _is_processed(params)
+    fields[FLAGS.value] = FILTERED.value * params.filtered | ADJUSTED.value * _is_adjusted(params)
     return fields
 
 
-def _is_processed(params: RowParams) -> bool:
+def _is_adjusted(params: RowParams) -> bool:
     return bool(params.bias) or params.penalized or params.constrained
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from ridgeline.ops.cuda.sampling.state import FIELDS, FLAGS, MIN_TOKENS, PROCESSED
+from ridgeline.ops.cuda.sampling.state import ADJUSTED, FIELDS, FLAGS, MIN_TOKENS
 
 NO_KEY = tl.constexpr(-(1 << 63))  # below every key
 LOG2_E = tl.constexpr(1.4426950408889634)
@@ -22,19 +22,19 @@ def float_field(settings, row, FIELD: tl.constexpr):
 
 
 @triton.jit
-def is_processed(settings, row, position):
+def is_adjusted(settings, row, position):
     """Whether the row's logits are changed at this output position."""
-    changed = (int_field(settings, row, FLAGS) & PROCESSED) != 0
+    changed = (int_field(settings, row, FLAGS) & ADJUSTED) != 0
     return changed | (position < int_field(settings, row, MIN_TOKENS))
 
 
 @triton.jit
 def logits_at(source, changed, token, mask, is_changed, ANY_CHANGED: tl.constexpr):
-    """The row's logits as float32, from `changed` where they were processed; -inf where masked."""
+    """The row's logits as float32, from `changed` where they were adjusted; -inf where masked."""
     if ANY_CHANGED:
         value = tl.load(source + token, mask=mask & (is_changed == 0), other=float("-inf")).to(tl.float32)
-        processed = tl.load(changed + token, mask=mask & is_changed, other=float("-inf"))
-        return tl.where(is_changed, processed, value)
+        adjusted = tl.load(changed + token, mask=mask & is_changed, other=float("-inf"))
+        return tl.where(is_changed, adjusted, value)
     else:
         return tl.load(source + token, mask=mask, other=float("-inf")).to(tl.float32)
 

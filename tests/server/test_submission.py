@@ -12,8 +12,8 @@ import pytest
 from ridgeline.engine.client.output import OutputChunk
 from ridgeline.engine.errors import QueueFull
 from ridgeline.engine.plan.request import SamplingParams
-from ridgeline.server.answering import feed
-from ridgeline.server.answering.feed import parts_of
+from ridgeline.server.answering import submission
+from ridgeline.server.answering.submission import parts_of
 from tests.conftest import LiveServer
 from tests.server.events import chunks
 from tests.server.scripted_client import last_chunk, say
@@ -72,7 +72,7 @@ async def test_more_samples_than_run_together_are_those_of_one_request() -> None
 async def test_a_full_queue_refuses_the_whole_request_or_is_waited_for(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(feed, "RETRY_S", 0.01)
+    monkeypatch.setattr(submission, "RETRY_S", 0.01)
     body = {"prompt": [str(number) for number in range(50)], "seed": 7}
     refused = await Stage(Counting(full=(0,))).post(COMPLETIONS, body)
     assert (refused.status_code, refused.json()["error"]["code"]) == (429, "queue_full")

@@ -24,10 +24,10 @@ from ridgeline.ops.cuda.sampling.state import (
     SUPPRESSED,
     SamplerState,
 )
-from ridgeline.ops.cuda.sampling.values import float_field, int_field, is_processed
+from ridgeline.ops.cuda.sampling.values import float_field, int_field, is_adjusted
 
 
-def process(
+def adjust_logits(
     logits: Tensor,
     rows: Tensor,
     draw_positions: Tensor,
@@ -44,7 +44,7 @@ def process(
     masks: int32; the first L entries are the offsets of each row's mask (-1: none), one bit per token.
     """
     count, vocab = logits.shape
-    _process[(count, triton.cdiv(vocab, block))](
+    _adjust_logits[(count, triton.cdiv(vocab, block))](
         logits,
         changed,
         rows,
@@ -71,7 +71,7 @@ def process(
 
 # The presence of a mask does not select another kernel, so that no request waits for the compiler.
 @triton.jit(do_not_specialize=["masked"])
-def _process(
+def _adjust_logits(
     logits,
     changed,
     rows,
@@ -99,7 +99,7 @@ def _process(
     row = tl.load(rows + i)
     if row >= 0:
         position = tl.load(positions + i)
-        if is_processed(settings, row, position):
+        if is_adjusted(settings, row, position):
             first = tl.program_id(1) * BLOCK
             token = first + tl.arange(0, BLOCK)
             mask = token < vocab

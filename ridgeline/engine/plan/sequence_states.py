@@ -1,7 +1,7 @@
-"""Roster: all live sequences and their state changes: queued, running, preempted, finished.
+"""SequenceStates: all live sequences and their changes of state: queued, running, preempted, finished.
 
-The scheduler plans from it and passes it the results of steps, row by row. It records which sequences wait,
-run or drain, and the counters. It decides nothing about the next step.
+The scheduler plans from it and passes it the results of steps, which it applies to their sequences by rows.
+It records which sequences wait, run or drain, and the counters. It decides nothing about the next step.
 """
 
 from __future__ import annotations
@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from ridgeline.engine.kv.sequence_blocks import SequenceBlocks
 from ridgeline.engine.plan.forecast import OutputLengths
 from ridgeline.engine.plan.intake import CompletionRate
-from ridgeline.engine.plan.queue import ServiceOrder
 from ridgeline.engine.plan.request import FinishReason, SeqState, Sequence
+from ridgeline.engine.plan.service_order import ServiceOrder
 from ridgeline.engine.plan.step import RowResult, Sampled, SeqDelta, StepRow, TokenLogprob
 
 
@@ -30,7 +30,7 @@ class Counters:
     last_step_end: float = 0.0
 
 
-class Roster:
+class SequenceStates:
     def __init__(self, blocks: SequenceBlocks, output_lengths: OutputLengths) -> None:
         self.blocks = blocks
         self.output_lengths = output_lengths

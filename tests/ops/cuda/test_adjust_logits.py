@@ -11,7 +11,7 @@ from ridgeline.ops.cuda.sampling.state import MAX_BIASED, MAX_SUPPRESSED, RowPar
 from tests.ops.cuda.sampling_batch import Batch, assert_wins, random_logits, scores_of
 
 
-def processed(row: torch.Tensor, params: RowParams, prompt: list[int], output: list[int]) -> np.ndarray:
+def adjusted(row: torch.Tensor, params: RowParams, prompt: list[int], output: list[int]) -> np.ndarray:
     """As the engine's sampler changes a row."""
     logits = row.float().cpu().numpy().copy()
     spec.add_bias(logits, params.bias)
@@ -63,7 +63,7 @@ def test_tokens_drawn_in_one_step_are_penalized_in_the_next_without_the_host(dev
     for step in range(6):
         out = batch.draw(logits, rows, [step] * len(rows))
         for i, params in enumerate(CASES):
-            assert_chosen(out[i], processed(logits[i], params, prompts[i], outputs[i]), params, step)
+            assert_chosen(out[i], adjusted(logits[i], params, prompts[i], outputs[i]), params, step)
             outputs[i].append(out[i])
     assert outputs[3][:4] == [8, 8, 8, 7]  # 7 is the best once it may be chosen
     assert len(set(outputs[0])) > 1  # the penalty pushed the first one down
@@ -129,5 +129,5 @@ def test_a_bad_row_stays_bad_when_its_bad_token_is_suppressed(device):
 def test_min_tokens_needs_processing_only_until_it_is_reached(device):
     state = SamplerState(2, 100, device)
     state.set_row(0, RowParams(min_tokens=3, suppressed=(1,)))
-    assert state.plan([0, -1], [2, 0]).processed
+    assert state.plan([0, -1], [2, 0]).adjusted
     assert state.plan([0, -1], [3, 0]).plain

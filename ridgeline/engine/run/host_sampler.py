@@ -1,4 +1,4 @@
-"""Sampler: turns logits into tokens, one row per sequence, each on its own so that an error affects only it.
+"""HostSampler: turns logits into tokens on the host, each row on its own so that an error affects only it.
 
 Called by the runner after the forward pass, except when the backend finds the best tokens itself and no row
 needs more. Rows that need only the best token share one batched argmax.
@@ -33,7 +33,7 @@ Logits = np.ndarray[Any, np.dtype[np.float32]]
 FloatRow = np.ndarray[Any, np.dtype[np.float32]]
 
 
-class Sampler:
+class HostSampler:
     def __init__(self, eos_ids: tuple[int, ...]) -> None:
         self._eos_ids = eos_ids
         self._mask: Mask = np.zeros(0, np.int32)

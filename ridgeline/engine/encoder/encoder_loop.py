@@ -1,6 +1,6 @@
-"""The engine process of an encoder: receive, compute, publish; the same program and socket as a decoder's.
+"""EncoderLoop, an encoder's engine process: receive, compute, publish; with a decoder's program and socket.
 
-`engine.link.process` calls `run_encoder` when the model is one. Token ids come in, vectors go out.
+`engine.link.engine_loop` runs it when the model is an encoder. Token ids come in, vectors go out.
 """
 
 from __future__ import annotations

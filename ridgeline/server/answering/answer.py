@@ -16,14 +16,17 @@ from typing import Any, Protocol
 from starlette.responses import Response
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from ridgeline.server.answering.choices import Piece
-from ridgeline.server.answering.running_request import Job, RunningRequest
+from ridgeline.server.answering.job import Job
+from ridgeline.server.answering.pieces import Piece
+from ridgeline.server.answering.running_request import RunningRequest
 from ridgeline.server.answering.structured import schema_headers
 from ridgeline.server.errors import ClientGone, ErrorReply, SlowReader, reply_to, unexpected
-from ridgeline.server.front import Front
+from ridgeline.server.http.off_loop import off_loop
+from ridgeline.server.http.read_body import while_connected
 from ridgeline.server.http.reader_watch import ReaderWatch
-from ridgeline.server.http.request_context import RequestContext, off_loop, while_connected
+from ridgeline.server.http.request_context import RequestContext
 from ridgeline.server.openai_api.bodies import Usage, encode
+from ridgeline.server.served_models import ServedModels
 
 KEEPALIVE = b": waiting\n\n"  # an SSE comment: clients skip it, proxies keep the connection
 
@@ -59,7 +62,7 @@ class Shape(WholeShape, Protocol):
 
 
 def answer(
-    front: Front,
+    served_models: ServedModels,
     context: RequestContext,
     job: Job,
     shape: Shape,
@@ -70,9 +73,9 @@ def answer(
     """keepalive: sent on a stream during silence. keep: awaited after the last piece and before the final
     event, so that a client that reads the end finds the stored response. headers: of a stream.
     """
-    running = RunningRequest(front, context, job)
+    running = RunningRequest(served_models, context, job)
     if job.stream:
-        return EventStream(front, running, shape, keepalive, keep, headers)
+        return EventStream(served_models, running, shape, keepalive, keep, headers)
     return WholeAnswer(running, shape, keep)
 
 
@@ -122,14 +125,14 @@ class EventStream:
 
     def __init__(
         self,
-        front: Front,
+        served_models: ServedModels,
         running: RunningRequest,
         shape: Shape,
         keepalive: bytes = KEEPALIVE,
         keep: Keep | None = None,
         headers: StreamHeaders = EVENT_STREAM_HEADERS,
     ) -> None:
-        self._config = front.config
+        self._config = served_models.config
         self._headers = headers
         self._keep = keep
         self._told_bytes = 0  # counted where it may be much

@@ -1,4 +1,4 @@
-"""Feed: submits the engine requests of one job, in parts where the job asks for more than can run together.
+"""Submission: submits the engine requests of one job, in parts if it asks for more than can run together.
 
 1,024 prompts at once would fill the engine's queue, and one prompt's 128 samples may exceed what runs
 together. At most twice as many choices as can run together are submitted; the next follow as those end. Used
@@ -51,7 +51,7 @@ def parts_of(prompts: int, params: SamplingParams, max_running: int) -> list[Par
     return parts
 
 
-class Feed:
+class Submission:
     def __init__(
         self, prompts: int, params: SamplingParams, max_running: int, inbox: Inbox, submit: Submit
     ) -> None:
@@ -115,17 +115,17 @@ class Feed:
 class _PartInbox(Inbox):
     """Receives the chunks of one part from the engine's client."""
 
-    def __init__(self, feed: Feed, part: Part) -> None:
+    def __init__(self, submission: Submission, part: Part) -> None:
         super().__init__()
-        self._feed = feed
+        self._submission = submission
         self._part = part
         self._failure: Exception | None = None
 
     def put(self, number: int, chunk: OutputChunk) -> None:
-        self._feed.put(self._part, chunk)
+        self._submission.put(self._part, chunk)
 
     def fail(self, error: Exception) -> None:
         self._failure = error
 
     def end_request(self) -> None:
-        self._feed.ended(self._part, self._failure)
+        self._submission.ended(self._part, self._failure)

@@ -1,4 +1,4 @@
-"""Front: what every handler needs: settings, the models with their engines, metrics.
+"""ServedModels: the models with their engines, and what else every handler needs: settings, metrics, parts.
 
 Built once by `server.process.main`. A model's engine may die and be replaced, so look it up in every request.
 """
@@ -27,11 +27,12 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 Task = Literal["generate", "embed"]
+SERVED_MODELS = "ridgeline.served_models"  # scope key, set by the gate
 _DOES = {"generate": "generates text", "embed": "makes embeddings"}
 
 
 class Engine(Protocol):
-    """The part of a supervisor that the front uses."""
+    """The part of a supervisor that handlers use."""
 
     client: AsyncClient | None
     draining: bool
@@ -72,7 +73,7 @@ class Served:
         return engine.client
 
 
-class Front:
+class ServedModels:
     def __init__(
         self, config: ServerConfig, models: Sequence[Model], state: StateStore | None = None
     ) -> None:
@@ -86,13 +87,13 @@ class Front:
         self._tasks: dict[str, Task] = {}  # by a model's first name; kept while its engine restarts
 
     @classmethod
-    def of(cls, connection: HTTPConnection) -> Front:
-        front: Front = connection.scope["app"]
-        return front
+    def of(cls, connection: HTTPConnection) -> ServedModels:
+        served_models: ServedModels = connection.scope[SERVED_MODELS]
+        return served_models
 
-    def part(self, kind: Callable[[Front], T]) -> T:
-        """The single instance of `kind` for this front, created on first use: state an endpoint keeps between
-        requests.
+    def part(self, kind: Callable[[ServedModels], T]) -> T:
+        """The single instance of `kind` for this server, created on first use: state that an endpoint keeps
+        between requests.
         """
         if kind not in self._parts:
             self._parts[kind] = kind(self)

@@ -1,7 +1,7 @@
-"""The engine process: receive, schedule, execute, publish; a plain loop around EngineCore.
+"""EngineLoop, the engine process: receive, schedule, execute, publish; a plain loop around EngineCore.
 
-Started by the server's supervisor as `python -m ridgeline.engine.link.process`. It handles no text: token ids
-in, token ids out. It exits when told to, or when the process that started it has exited.
+Started by the server's supervisor as `python -m ridgeline.engine.link.engine_loop`. It handles no text: token
+ids in, token ids out. It exits when told to, or when the process that started it has exited.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ from ridgeline.options import OptionError
 from ridgeline.telemetry import logs
 
 if TYPE_CHECKING:
-    from ridgeline.engine.encoder.process import EncoderLoop
+    from ridgeline.engine.encoder.encoder_loop import EncoderLoop
 
 log = logging.getLogger("ridgeline.engine")
 
@@ -70,7 +70,7 @@ class EngineLoop:
         self._stopping = False
         self._idle_timeout_s = 0.0  # 0 while there may be idle work to do
         if self._core.grammars is not None:
-            self._core.grammars.on_done = lambda: socket.inbox.put((-1, Woken()))
+            self._core.grammars.on_done = lambda: socket.arrivals.put((-1, Woken()))
 
     def run(self) -> None:
         while not self._stopping:
@@ -204,7 +204,7 @@ def _encoder_loop(
     config: EngineConfig, path: Path, budget: StartupBudget, args: argparse.Namespace
 ) -> EncoderLoop:
     from ridgeline.engine.encoder.build import build_encoder
-    from ridgeline.engine.encoder.process import EncoderLoop
+    from ridgeline.engine.encoder.encoder_loop import EncoderLoop
 
     built = build_encoder(config, path, budget)
     return EncoderLoop(built, EngineSocket(Path(args.socket)), config.model, args.parent)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from ridgeline.ops.cuda.inputs import apply_diffs, prepare_step
+from ridgeline.ops.cuda.prepare_step import apply_diffs, prepare_step
 
 BLOCK_SIZE = 16
 

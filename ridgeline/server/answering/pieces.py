@@ -18,18 +18,11 @@ from ridgeline.engine.grammar.conformance import AnswerCheck
 from ridgeline.engine.plan.request import FinishReason, SamplingParams
 from ridgeline.engine.plan.step import TokenLogprob
 from ridgeline.engine.plan.thinking import ThinkingCount
+from ridgeline.server.answering.prompts import Prompt
 from ridgeline.server.openai_api.bodies import CompletionTokensDetails, PromptTokensDetails, Timing, Usage
 from ridgeline.server.parsing.events import OutputParser, ParsedEvent
 from ridgeline.telemetry.timing import TimingRecord
 from ridgeline.web.answer_parts import CallArguments, CallStart, Content
-
-
-@dataclass(frozen=True, slots=True)
-class Prompt:
-    """The prompt of one engine request. `text` is shown by an echo."""
-
-    ids: list[int]
-    text: str = ""
 
 
 class Piece(msgspec.Struct, frozen=True):
