@@ -62,7 +62,7 @@ def generated() -> str:
             "",
             "## Fields",
             "",
-            "Beyond these: 400 with the field's path. A field without a number of its own holds text or a",
+            "Beyond these: 400 with the field's path. A field without its own number holds text or a",
             "schema, and is bounded by what is said of it.",
             "",
             _table(("body", "field", "bounds"), list(field_rows())),
