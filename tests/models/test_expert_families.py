@@ -22,9 +22,11 @@ from ridgeline.models.spec.read_spec import read_spec
 from ridgeline.models.spec.readers.hf_config import spec_from_hf
 from ridgeline.models.weights.packed import load_packed
 from ridgeline.ops import reference
+from ridgeline.ops.cpu.library import unpack
+from tests.models.test_packed import gate_and_up
 from tests.models.test_spec_transformers import EXPERTS, reference_config
 from tests.models.test_weights import assert_same, load
-from tests.models.tiny_checkpoints import gguf_tensors, tiny_model, write_gguf
+from tests.models.tiny_checkpoints import gguf_tensors, packed_as, tiny_model, write_gguf
 
 F32 = gguf.GGMLQuantizationType.F32
 MXFP4 = gguf.GGMLQuantizationType.MXFP4
@@ -152,3 +154,34 @@ def test_a_gguf_file_of_mxfp4_experts_loads_as_the_published_checkpoint(
     assert_same(load(tmp_path / "tiny.gguf"), load(published))
     packed = load_packed(tmp_path / "tiny.gguf", read_spec(tmp_path / "tiny.gguf"), keep=False)
     assert "9 tensors stored as MXFP4 are expanded, with the same values, to int8" in packed.notes
+
+
+def test_biases_in_blocks_are_refused(tmp_path: Path) -> None:
+    path = tmp_path / "tiny.gguf"
+    write_gguf(tiny_model("gpt-oss-mxfp4"), path, packed_as(MXFP4))
+    with pytest.raises(BrokenModel, match="a bias must be stored as floats"):
+        load(path)
+
+
+@pytest.mark.parametrize(
+    ("name", "kind"), [("mixtral", "Q4_0"), ("olmoe", "Q8_0"), ("gpt-oss-mxfp4", "MXFP4")]
+)
+def test_stacks_of_experts_are_packed_with_the_values_of_the_file(
+    name: str, kind: str, tmp_path: Path
+) -> None:
+    quantized = packed_as(gguf.GGMLQuantizationType[kind])
+
+    def pack(tensor: str, values: np.ndarray) -> tuple[np.ndarray, gguf.GGMLQuantizationType]:
+        return (values, F32) if tensor.endswith(".bias") else quantized(tensor, values)
+
+    path, size = tmp_path / "tiny.gguf", 96
+    write_gguf(tiny_model(name), path, pack)
+    packed, weights = load_packed(path, read_spec(path), keep=False), load(path)
+    for index, layer in enumerate(weights.layers):
+        assert isinstance(layer.experts_gate_up, torch.Tensor)
+        assert isinstance(layer.experts_down, torch.Tensor)
+        gate_up = unpack(packed.matrix(index, "experts_gate_up")).reshape(-1, 2 * size, 64)
+        gate_up = np.stack([gate_and_up(expert) for expert in gate_up])
+        assert np.array_equal(gate_up, layer.experts_gate_up.numpy())
+        down = unpack(packed.matrix(index, "experts_down")).reshape(-1, 64, size)
+        assert np.array_equal(down, layer.experts_down.numpy())

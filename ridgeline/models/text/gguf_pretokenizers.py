@@ -75,7 +75,8 @@ PRE_TOKENIZATIONS: dict[str, PreTokenization] = {
     "smaug-bpe": _GPT4_WAY,  # SmolLM3
     "chatglm-bpe": _GPT4_WAY,
     "glm4": _GPT4_WAY,
-    "gpt-4o": PreTokenization((_GPT4O,)),  # Phi-4-mini
+    "gpt-4o": PreTokenization((_GPT4O,)),  # Phi-4-mini, gpt-oss
+    "llama4": PreTokenization((_GPT4O,)),
     "llama-bpe": _LLAMA3_WAY,
     "llama-v3": _LLAMA3_WAY,
     "llama3": _LLAMA3_WAY,

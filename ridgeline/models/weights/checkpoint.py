@@ -88,7 +88,13 @@ def stored_bytes(source: TensorSource, piece: Piece, place: Place) -> Bytes:
     if place.rows is None:
         return raw
     width = math.prod(piece.shape[1:])
-    matrix = raw.reshape(math.prod(source.shapes()[place.name]) // width, -1)
+    rows = math.prod(source.shapes()[place.name]) // width
+    if raw.size % rows:
+        raise BrokenModel(
+            f"{source.where(place.name)}: tensor {place.name} is stored as {source.type_of(place.name)}, in "
+            "blocks that span several of its rows; a bias must be stored as floats"
+        )
+    matrix = raw.reshape(rows, -1)
     first = place.first_row
     if first is not None:
         return matrix[first : first + piece.shape[0]].reshape(-1)
