@@ -17,13 +17,9 @@ from torch import Tensor
 
 from benchmarks.gpu.timing import Report, copies_beyond_l2
 from ridgeline.ops import reference
-from ridgeline.ops.cuda.attention.decode_attention import (
-    DecodeConfig,
-    decode_attention,
-    decode_config,
-    decode_splits,
-)
+from ridgeline.ops.cuda.attention.decode_attention import decode_attention
 from ridgeline.ops.cuda.attention.decode_combine import DecodeScratch, decode_scratch
+from ridgeline.ops.cuda.attention.decode_config import DecodeConfig, decode_config, decode_splits
 from ridgeline.ops.cuda.attention.prefix_groups import find_shared_prefixes, prefix_tiles
 from ridgeline.ops.cuda.attention.shared_prefix import (
     PrefixConfig,

@@ -54,8 +54,8 @@ class CudaDecoder:
         self._head_bias = _scaled(weights.lm_head_bias, spec.logit_scale)
         self._layers = self._build_layers(max_context)
         self._fused = [
-            fused_layer(spec, number, w, buffers, deterministic=deterministic)
-            for number, w in enumerate(weights.layers)
+            fused_layer(spec, number, w, layer.ffn, buffers, deterministic=deterministic)
+            for number, (w, layer) in enumerate(zip(weights.layers, self._layers, strict=True))
         ]
 
     def _build_layers(self, max_context: int) -> list[Layer]:
@@ -102,7 +102,8 @@ class CudaDecoder:
             if fused is None:
                 layer.forward(step, project, self._tile, step.logit_rows if is_last else None)
                 continue
-            fused.forward(residual, partial(layer.attention.attend_decodes, step=step, bias=None))
+            attend = partial(layer.attention.attend_decodes, step=step, bias=None)
+            fused.forward(residual, step, attend)
             if following is None and not is_last:
                 layer.norm_for_the_next(residual, buffers.normed[:rows], self._tile)
         if self._fused[-1] is None:

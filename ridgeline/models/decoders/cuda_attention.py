@@ -16,7 +16,8 @@ from ridgeline.models.decoders.cuda_step import DeviceStep
 from ridgeline.models.spec.mixers import Attention
 from ridgeline.models.spec.model_spec import NormSpec
 from ridgeline.models.weights.torch_weights import LayerWeights
-from ridgeline.ops.cuda.attention.decode_attention import decode_attention, decode_splits
+from ridgeline.ops.cuda.attention.decode_attention import decode_attention
+from ridgeline.ops.cuda.attention.decode_config import decode_splits
 from ridgeline.ops.cuda.attention.prefill_attention import prefill_attention
 from ridgeline.ops.cuda.attention.qk_norm import norm_queries_keys
 from ridgeline.ops.cuda.attention.rope_kv import rope_write

@@ -13,8 +13,8 @@ from torch import Tensor
 from ridgeline.models.decoders.cuda_workspace import gated_size, ungated_size
 from ridgeline.models.spec.ffn import Experts
 from ridgeline.models.spec.model_spec import ModelSpec
-from ridgeline.ops.cuda.attention.decode_attention import decode_splits
 from ridgeline.ops.cuda.attention.decode_combine import DecodeScratch, decode_scratch
+from ridgeline.ops.cuda.attention.decode_config import decode_splits
 from ridgeline.ops.cuda.attention.gather_kv import PrefillScratch, gather_scratch_tokens, make_prefill_scratch
 from ridgeline.ops.cuda.attention.shared_prefix import prefix_parts
 from ridgeline.ops.cuda.experts.scratch import ExpertsScratch, experts_scratch

@@ -1,13 +1,14 @@
 """The feed-forward parts of the CUDA decoder's layers, each built once from its LayerSpec and weights.
 
-`branch` computes what a part adds to the residual, as a row per token or as the partial sums of a split
-product. Nothing here allocates, synchronizes or reads a value from the device.
+`branch` computes what a part adds to the residual: a row per token, the partial sums of a split product, or
+the outputs of a token's experts with their weights. Nothing here allocates, synchronizes or reads a value
+from the device.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Literal, Protocol, cast
+from typing import Any, Literal, Protocol, cast
 
 import torch
 from torch import Tensor
@@ -19,8 +20,10 @@ from ridgeline.models.weights.torch_weights import LayerWeights, expert_matrices
 from ridgeline.ops.cuda.activation import activated, gated
 from ridgeline.ops.cuda.experts.experts import experts
 from ridgeline.ops.cuda.experts.route import MOST_FEW, route, route_few
+from ridgeline.ops.cuda.experts.scratch import ExpertsScratch
 from ridgeline.ops.cuda.experts.sparsemixer import sparsemixer
 from ridgeline.ops.cuda.linear.linear import gate_up, linear
+from ridgeline.ops.cuda.norm import WeightedRows
 
 Project = Callable[[Tensor, Tensor, Tensor], Tensor]  # x, weight, out → rows, or partial sums
 GatedActivation = Literal["silu", "gelu_tanh"]  # those that products with a gate compute themselves
@@ -28,7 +31,7 @@ FUSED_ACTIVATIONS = ("silu", "gelu_tanh")
 
 
 class FfnPart(Protocol):
-    def branch(self, normed: Tensor, step: DeviceStep, project: Project) -> Tensor: ...
+    def branch(self, normed: Tensor, step: DeviceStep, project: Project) -> Tensor | WeightedRows: ...
 
 
 def build_ffn(ffn: Ffn, weights: LayerWeights, buffers: Buffers, *, deterministic: bool) -> FfnPart:
@@ -73,13 +76,27 @@ class ExpertsPart:
         # Tokens that chose each expert so far, counted by the kernels that choose.
         self.tokens = torch.zeros(ffn.num, dtype=torch.int64, device=there(weights.router).device)
 
-    def branch(self, normed: Tensor, step: DeviceStep, project: Project) -> Tensor:
-        ffn, w, tokens = self._ffn, self._weights, len(normed)
-        scratch, out = self._buffers.experts, self._buffers.branch[:tokens]
-        assert scratch is not None
-        chosen, shares = scratch.chosen[:tokens], scratch.weights[:tokens]
-        self._route(normed, chosen, shares, step.slots)
-        experts(
+    def branch(self, normed: Tensor, step: DeviceStep, project: Project) -> Tensor | WeightedRows:
+        out = self._buffers.branch[: len(normed)]
+        self._route(normed, step.slots)
+        branch = self._compute(normed, out, sums=self._gated is not None)
+        if self._gated is not None:
+            self._add_shared(normed, out)
+        return branch
+
+    def can_add(self) -> bool:
+        """Whether `add` computes this kind, for up to MOST_FEW tokens."""
+        return self._gated is None and not self._deterministic and self._ffn.router.scores != "sparsemixer"
+
+    def add(self, residual: Tensor, step: DeviceStep, eps: float) -> None:
+        """The norm before the experts, and their sum added to the residual: three kernels."""
+        normed = self._buffers.normed[: len(residual)]
+        self._route(residual, step.slots, norm_weight=self._weights.ffn_norm, eps=eps, normed=normed)
+        self._compute(normed, residual, adds=True)
+
+    def _compute(self, normed: Tensor, out: Tensor, **options: bool) -> Tensor | WeightedRows:
+        ffn, w, (chosen, shares) = self._ffn, self._weights, self._choice(len(normed))
+        return experts(
             normed,
             chosen,
             shares,
@@ -87,59 +104,43 @@ class ExpertsPart:
             expert_matrices(w.experts_down),
             out,
             ffn.activation,
-            scratch,
+            _scratch(self._buffers),
             gate_up_bias=w.experts_gate_up_bias,
             down_bias=w.experts_down_bias,
             clamp=ffn.clamp,
             scales_input=ffn.router.scales_input,
             deterministic=self._deterministic,
+            **options,
         )
-        if self._gated is not None:
-            self._add_shared(normed, out)
-        return out
 
-    def _route(self, normed: Tensor, chosen: Tensor, shares: Tensor, slots: Tensor) -> None:
-        router, w, tokens = self._ffn.router, self._weights, len(normed)
-        scratch = self._buffers.experts
-        assert scratch is not None
-        logits, matrix = scratch.logits[:tokens], there(w.router)
+    def _choice(self, tokens: int) -> tuple[Tensor, Tensor]:
+        scratch = _scratch(self._buffers)
+        return scratch.chosen[:tokens], scratch.weights[:tokens]
+
+    def _route(self, x: Tensor, slots: Tensor, **norm: Any) -> None:
+        """`norm`: of the rows of x, which only `route_few` computes."""
+        router, w, tokens, scratch = self._ffn.router, self._weights, len(x), _scratch(self._buffers)
+        (chosen, shares), logits, matrix = self._choice(tokens), scratch.logits[:tokens], there(w.router)
         if router.scores == "sparsemixer":
-            linear(normed, matrix, logits, w.router_bias, deterministic=self._deterministic)
+            linear(x, matrix, logits, w.router_bias, deterministic=self._deterministic)
             sparsemixer(logits, chosen, shares, router.margin)
             return
+        options: dict[str, Any] = {
+            "scores": router.scores,
+            "normalized": router.normalized,
+            "scale": router.scale,
+            "choice_bias": w.choice_bias,
+            "groups": router.groups,
+            "top_groups": router.top_groups,
+            "counts": self.tokens,
+            "slots": slots,
+        }
         if tokens <= MOST_FEW and not self._deterministic:
-            route_few(
-                normed,
-                matrix,
-                chosen,
-                shares,
-                logits,
-                scratch.counter,
-                router_bias=w.router_bias,
-                scores=router.scores,
-                normalized=router.normalized,
-                scale=router.scale,
-                choice_bias=w.choice_bias,
-                groups=router.groups,
-                top_groups=router.top_groups,
-                counts=self.tokens,
-                slots=slots,
-            )
+            few = {"router_bias": w.router_bias, **options, **norm}
+            route_few(x, matrix, chosen, shares, logits, scratch.counter, **few)
             return
-        linear(normed, matrix, logits, w.router_bias, deterministic=self._deterministic)
-        route(
-            logits,
-            chosen,
-            shares,
-            scores=router.scores,
-            normalized=router.normalized,
-            scale=router.scale,
-            choice_bias=w.choice_bias,
-            groups=router.groups,
-            top_groups=router.top_groups,
-            counts=self.tokens,
-            slots=slots,
-        )
+        linear(x, matrix, logits, w.router_bias, deterministic=self._deterministic)
+        route(logits, chosen, shares, **options)
 
     def _add_shared(self, normed: Tensor, out: Tensor) -> None:
         assert self._gated is not None
@@ -151,6 +152,11 @@ class ExpertsPart:
         scale = self._buffers.shared_scale[: len(normed)]
         torch.mm(normed, w.shared_scale.t(), out=scale)
         out.addcmul_(shared, scale.sigmoid_())
+
+
+def _scratch(buffers: Buffers) -> ExpertsScratch:
+    assert buffers.experts is not None
+    return buffers.experts
 
 
 class _Gated:

@@ -17,7 +17,7 @@ from ridgeline.models.decoders.cuda_step import DeviceStep
 from ridgeline.models.spec.layer_spec import Norms
 from ridgeline.models.spec.model_spec import ModelSpec
 from ridgeline.models.weights.torch_weights import LayerWeights
-from ridgeline.ops.cuda.norm import add_norm
+from ridgeline.ops.cuda.norm import WeightedRows, add_norm
 
 Tile = tuple[int, int]
 
@@ -50,7 +50,7 @@ class Join:
 
     def __call__(
         self,
-        branch: Tensor | None,
+        branch: Tensor | WeightedRows | None,
         residual: Tensor,
         normed: Tensor,
         tile: Tile | None,

@@ -7,12 +7,22 @@ Called by the CUDA decoder; all tensors are contiguous, norm weights float32.
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
 from ridgeline.ops.cuda.launch import PDL, let_next_start, pdl_options, wait_for_inputs
+
+
+class WeightedRows(NamedTuple):
+    """A branch whose row t is Σ weights[t, s] · rows[t · per_token + s]: experts before their sum."""
+
+    rows: Tensor  # [T · per_token, hidden]
+    weights: Tensor  # [T, per_token] float32
+
 
 FEW_ROWS = 1024  # up to here a row is spread over as many threads as useful: bound by latency, not bandwidth
 
@@ -74,7 +84,7 @@ def embed_norm(
 
 
 def add_norm(
-    branch: Tensor | None,
+    branch: Tensor | WeightedRows | None,
     residual: Tensor,
     weight: Tensor | None,
     eps: float,
@@ -102,8 +112,12 @@ def add_norm(
     if count == 0:
         return
     together, warps = tile or norm_tile(count, hidden)
+    shares = None
+    if isinstance(branch, WeightedRows):
+        branch, shares = branch
     _add_norm_kernel[(triton.cdiv(count, together),)](
         branch,
+        shares,
         residual,
         weight,
         norm_bias,
@@ -120,6 +134,7 @@ def add_norm(
         LAYER=layer_norm,
         OF_THE_OLD=of_the_old,
         SPLITS=branch.shape[0] if branch is not None and branch.ndim == 3 else 0,
+        PER_TOKEN=0 if shares is None else shares.shape[1],
         ROWS=together,
         BLOCK=triton.next_power_of_2(hidden),
         PDL=PDL,
@@ -138,6 +153,18 @@ def sum_of_splits(source, offsets, mask, split_stride, SPLITS: tl.constexpr):
     total = tl.load(source + offsets, mask=mask, other=0.0).to(tl.float32)
     for split in tl.static_range(1, SPLITS):
         total += tl.load(source + split * split_stride + offsets, mask=mask, other=0.0)
+    return total
+
+
+@triton.jit
+def weighted_sum(source, shares, row, some, column, mask, hidden, PER_TOKEN: tl.constexpr):
+    """The rows of each token times their weights, added in order, in float32."""
+    total = tl.zeros(mask.shape, tl.float32)
+    for slot in tl.static_range(PER_TOKEN):
+        pair = row.to(tl.int64)[:, None] * PER_TOKEN + slot
+        share = tl.load(shares + pair, mask=some[:, None], other=0.0)
+        part = tl.load(source + pair * hidden + column[None, :], mask=mask, other=0.0)
+        total += share * part.to(tl.float32)
     return total
 
 
@@ -195,9 +222,9 @@ def _embed_norm_kernel(
 
 @triton.jit(do_not_specialize=["count", "branch_rows"], do_not_specialize_on_alignment=["rows"])
 def _add_norm_kernel(
-    branch, residual, weight, norm_bias, eps, normed, bias, post_weight, post_bias, scale, rows, count,
-    hidden, branch_rows, LAYER: tl.constexpr, OF_THE_OLD: tl.constexpr, SPLITS: tl.constexpr,
-    ROWS: tl.constexpr, BLOCK: tl.constexpr, PDL: tl.constexpr,
+    branch, shares, residual, weight, norm_bias, eps, normed, bias, post_weight, post_bias, scale, rows,
+    count, hidden, branch_rows, LAYER: tl.constexpr, OF_THE_OLD: tl.constexpr, SPLITS: tl.constexpr,
+    PER_TOKEN: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     let_next_start(PDL)
     dtype = residual.dtype.element_ty
@@ -215,7 +242,10 @@ def _add_norm_kernel(
     kept = tl.load(residual + offsets, mask=mask, other=0.0).to(tl.float32)
     x = kept
     if branch is not None:
-        added = sum_of_splits(branch, offsets, mask, branch_rows.to(tl.int64) * hidden, SPLITS)
+        if PER_TOKEN > 0:
+            added = weighted_sum(branch, shares, row, target < count, column, mask, hidden, PER_TOKEN)
+        else:
+            added = sum_of_splits(branch, offsets, mask, branch_rows.to(tl.int64) * hidden, SPLITS)
         if bias is not None:
             added += vector(bias, column, inside)
         added = added.to(dtype).to(tl.float32)

@@ -85,6 +85,31 @@ for module in pkgutil.walk_packages(ridgeline.ops.cuda.__path__, "ridgeline.ops.
             arguments[f"{value.__module__}.{name}"] = value.arg_names
 print(json.dumps({"outcomes": outcomes, "arguments": arguments}))
 """
+# Appended to PROGRAM up to its dry run: the kernels of MXFP4 experts of one token, of 64 and of 300.
+STORED = """
+from ridgeline.ops.cuda.experts.experts import experts
+from ridgeline.ops.cuda.experts.scratch import experts_scratch
+from ridgeline.ops.cuda.recording import recorded
+from ridgeline.ops.mxfp4 import Mxfp4
+
+def empty(*shape, dtype=torch.bfloat16):
+    return torch.empty(shape, dtype=dtype, device="meta")
+
+def stored(rows, k):
+    return Mxfp4(empty(32, rows, k // 8, dtype=torch.int32), empty(32, k // 32, rows, dtype=torch.uint8))
+
+def run():
+    scratch = experts_scratch(300, 32, 4, 2880, 2880, torch.bfloat16, "meta")
+    for tokens in (1, 64, 300):
+        chosen, weights = empty(tokens, 4, dtype=torch.int32), empty(tokens, 4, dtype=torch.float32)
+        x, out = empty(tokens, 2880), empty(tokens, 2880)
+        experts(
+            x, chosen, weights, stored(5760, 2880), stored(2880, 2880), out, "silu", scratch, clamp=7.0,
+            gate_up_bias=empty(32, 5760), down_bias=empty(32, 2880),
+        )
+
+print(json.dumps({"outcomes": [outcome(launch) for launch in recorded(run)]}))
+"""
 QWEN3_06B = {
     "architectures": ["Qwen3ForCausalLM"],
     "model_type": "qwen3",
@@ -127,9 +152,13 @@ def kernels(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
 def compiled(model: Path, config: dict[str, Any], capability: int, *only: str, **env: str) -> dict[str, Any]:
     """What PROGRAM prints of a model of this config."""
     (model / "config.json").write_text(json.dumps(config))
+    return printed(PROGRAM, str(model), str(capability), *only, **env)
+
+
+def printed(program: str, *arguments: str, **env: str) -> dict[str, Any]:
     environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
     result = subprocess.run(
-        [sys.executable, "-c", PROGRAM, str(model), str(capability), *only],
+        [sys.executable, "-c", program, *arguments],
         capture_output=True,
         text=True,
         timeout=300,
@@ -167,6 +196,15 @@ def test_the_experts_of_a_mixture_compile(tmp_path):
     assert [kernel for kernel in found if kernel["shared"] > SHARED_MEMORY] == []
     assert [kernel["kernel"] for kernel in found if kernel["early"] and not kernel["waits"]] == []
     assert {kernel["tensor_cores"] for kernel in found if "grouped_kernel" in kernel["kernel"]} == {True}
+
+
+def test_stored_experts_compile_and_pass_no_weight_through_shared_memory():
+    found = printed(PROGRAM.partition("dry_run =")[0] + STORED, "", "90")["outcomes"]
+    assert [kernel["error"] for kernel in found if "error" in kernel] == []
+    tiles = [kernel for kernel in found if "mxfp4_tiles" in kernel["kernel"]]
+    assert len(tiles) == 4  # two products in tiles of 16 rows, and of 32
+    assert [kernel["shared"] for kernel in tiles] == [0] * 4
+    assert all(kernel["tensor_cores"] and kernel["waits"] for kernel in tiles)
 
 
 def test_attention_and_linears_of_batches_use_the_tensor_cores(kernels):

@@ -17,10 +17,11 @@ from tests.ops.cuda.conftest import assert_close, relative_error
 prefixes = pytest.importorskip("ridgeline.ops.cuda.attention.shared_prefix")
 decode = pytest.importorskip("ridgeline.ops.cuda.attention.decode_attention")
 combine = pytest.importorskip("ridgeline.ops.cuda.attention.decode_combine")
+configs = pytest.importorskip("ridgeline.ops.cuda.attention.decode_config")
 
 BLOCK = 16
 EPS = 1e-6
-CONFIG = decode.DecodeConfig(block_tokens=32, split_tokens=32, num_warps=4, num_stages=2)
+CONFIG = configs.DecodeConfig(block_tokens=32, split_tokens=32, num_warps=4, num_stages=2)
 
 
 @dataclass
@@ -267,7 +268,7 @@ def test_a_scratch_that_is_too_small_is_refused(device: str) -> None:
     ("rows", "longest", "expected"), [(1, None, 64), (8, None, 17), (256, None, 2), (1, 640, 10)]
 )
 def test_few_rows_are_split_more(rows: int, longest: int | None, expected: int) -> None:
-    assert decode.decode_splits(rows, 8, sms=132, longest=longest) == expected
+    assert configs.decode_splits(rows, 8, sms=132, longest=longest) == expected
 
 
 def share(case: Case, splits: int, parts: int, config: Any, **options: Any) -> Any:

@@ -78,6 +78,18 @@ def test_bfloat16_is_rounded_once_per_product(tokens: int, device: str) -> None:
     assert_close(layer.computed(), layer.expected(), torch.bfloat16)
 
 
+@pytest.mark.parametrize("stored", [False, True], ids=["bfloat16", "mxfp4"])
+def test_a_few_tokens_can_be_added_to_the_residual(stored: bool, device: str) -> None:
+    layer = Layer(FEW, device, dtype=torch.bfloat16, hidden=64, size=64, activation="silu")
+    if stored:
+        layer.gate_up, layer.down = _stored(6, 128, 64, device), _stored(6, 64, 64, device)  # type: ignore[assignment]
+    alone, residual = layer.computed(), torch.randn_like(layer.x)
+    expected = residual + alone
+    tensors = (layer.x, layer.chosen, layer.weights, layer.gate_up, layer.down)
+    experts(*tensors, residual, "silu", layer.scratch, adds=True)
+    assert torch.equal(residual, expected)
+
+
 def test_weights_whose_rows_are_not_aligned(device: str) -> None:
     layer = Layer(MANY, device, dtype=torch.bfloat16, hidden=70, size=36, activation="silu")
     assert_close(layer.computed(), layer.expected(), torch.bfloat16)

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from ridgeline.ops import reference
-from ridgeline.ops.cuda.norm import add_norm, embed_norm
+from ridgeline.ops.cuda.norm import WeightedRows, add_norm, embed_norm
 
 from .conftest import assert_close
 
@@ -195,3 +195,26 @@ def test_learned_positions_are_added_to_the_embeddings(dtype, normed_at_all, dev
         assert_close(normed, reference.layer_norm(wanted, weight, bias, EPS), dtype)
     else:
         assert normed.isnan().all()
+
+
+def test_without_a_branch_the_residual_is_only_normed(device):
+    residual = torch.randn(3, 576, device=device)
+    kept, weight = residual.clone(), norm_weight(576, device)
+    normed = poisoned(3, 576, dtype=torch.float32, device=device)
+    add_norm(None, residual, weight, EPS, normed)
+    assert torch.equal(residual, kept)
+    assert_close(normed, reference.rms_norm(kept, weight, EPS), torch.float32)
+
+
+@pytest.mark.parametrize("some", [False, True])
+def test_a_branch_may_be_weighted_rows_of_several_experts(some, device):
+    rows, per_token, hidden, dtype = 5, 3, 72, torch.bfloat16
+    outputs = torch.randn(rows * per_token, hidden, device=device).to(dtype)
+    weights = torch.rand(rows, per_token, device=device)
+    residual, weight = torch.randn(rows, hidden, device=device).to(dtype), norm_weight(hidden, device)
+    added = (outputs.view(rows, per_token, hidden).float() * weights[:, :, None]).sum(1)
+    chosen = torch.tensor([4, 1], dtype=torch.int32, device=device) if some else None
+    normed = poisoned(2 if some else rows, hidden, dtype=dtype, device=device)
+    wanted = reference.rms_norm(residual + added.to(dtype), weight, EPS)
+    add_norm(WeightedRows(outputs, weights), residual, weight, EPS, normed, rows=chosen)
+    assert_close(normed, wanted[[4, 1]] if some else wanted, dtype)

@@ -98,6 +98,19 @@ def test_a_few_hidden_states_are_routed_in_one_launch(
     torch.testing.assert_close(weights, shares, rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.parametrize("hidden", [200, 2500])  # one block of a row, and two
+def test_a_few_hidden_states_are_normed_on_the_way(hidden: int, device: str) -> None:
+    x, router = torch.randn(2, hidden, device=device), torch.randn(12, hidden, device=device)
+    weight = torch.rand(hidden, device=device) + 0.5
+    normed = torch.full_like(x, float("nan"))
+    chosen, weights = _routed_few(x, router, 3, norm_weight=weight, eps=1e-5, normed=normed)
+    plain = reference.rms_norm(x, weight, 1e-5)
+    torch.testing.assert_close(normed, plain, rtol=1e-5, atol=1e-6)
+    expected, shares = reference.route(reference.linear(plain, router), 3)
+    assert chosen.tolist() == expected.tolist()
+    torch.testing.assert_close(weights, shares, rtol=1e-4, atol=1e-6)
+
+
 @pytest.mark.parametrize("bad", [float("nan"), 0.0])
 def test_broken_or_equal_logits_of_a_few_choose_the_first_experts(bad: float, device: str) -> None:
     chosen, _ = _routed_few(torch.full((2, 8), bad, device=device), torch.ones(6, 8, device=device), 4)

@@ -179,10 +179,10 @@ def _constants(weight: Tensor, block_t: int, config: GroupedConfig) -> dict[str,
         "BLOCK_K": config.block_k,
         "DESCRIPTORS": config.descriptors,
         "PERSISTENT": config.persistent > 0,
-        "PDL": PDL,
+        "PDL": PDL and block_t < 128,  # programs of the next kernel that wait slow long products down
         "num_warps": config.num_warps,
         "num_stages": config.num_stages,
-        **pdl_options(),
+        **(pdl_options() if block_t < 128 else {}),
     }
 
 

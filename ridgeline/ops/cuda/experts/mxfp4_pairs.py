@@ -82,6 +82,7 @@ def down_mxfp4_pairs(
     out: Tensor,
     *,
     bias: Tensor | None = None,
+    adds: bool = False,
     config: PairsConfig = DOWN,
 ) -> None:
     """As `down_pairs`, of down [E, hidden, size]; it must follow `gate_up_mxfp4_pairs` in the stream."""
@@ -100,6 +101,7 @@ def down_mxfp4_pairs(
         PER_TOKEN=per_token,
         BLOCK_N=config.block_n,
         BLOCK_K=_step(size, config),
+        ADDS=adds,
         PDL=PDL,
         num_warps=config.num_warps,
         **pdl_options(),
@@ -161,7 +163,7 @@ def _gate_up_kernel(
 def _down_kernel(
     inner, chosen, weights, words, scales, bias, out,
     HIDDEN: tl.constexpr, SIZE: tl.constexpr, PER_TOKEN: tl.constexpr,
-    BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, PDL: tl.constexpr,
+    BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, ADDS: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     let_next_start(PDL)
     SLOTS: tl.constexpr = triton.next_power_of_2(PER_TOKEN)
@@ -198,7 +200,11 @@ def _down_kernel(
         biased = (slot < PER_TOKEN)[:, None] & (rows < HIDDEN)[None, :]
         result += tl.load(bias_at, mask=biased, other=0.0).to(tl.float32)
     total = tl.sum(result.to(tl.bfloat16).to(tl.float32) * share[:, None], 0)
-    tl.store(out + token.to(tl.int64) * HIDDEN + rows, total.to(tl.bfloat16), mask=rows < HIDDEN)
+    out_at = out + token.to(tl.int64) * HIDDEN + rows
+    if ADDS:
+        before = tl.load(out_at, mask=rows < HIDDEN, other=0.0).to(tl.float32)
+        total = before + total.to(tl.bfloat16).to(tl.float32)
+    tl.store(out_at, total.to(tl.bfloat16), mask=rows < HIDDEN)
 
 
 @triton.jit

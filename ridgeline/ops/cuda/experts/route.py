@@ -65,6 +65,9 @@ def route_few(
     logits: Tensor,
     counter: Tensor,
     *,
+    norm_weight: Tensor | None = None,
+    eps: float = 1e-6,
+    normed: Tensor | None = None,
     router_bias: Tensor | None = None,
     scores: Scores = "softmax",
     normalized: bool = True,
@@ -77,16 +80,20 @@ def route_few(
 ) -> None:
     """x [T, hidden] and router [E, hidden] → logits [T, E] in x's dtype, and the choice as `route`.
 
-    For up to MOST_FEW tokens. `counter` [1] int32 is 0 between launches.
+    For up to MOST_FEW tokens. `counter` [1] int32 is 0 between launches. norm_weight [hidden] float32: x is
+    first RMS-normed; the result is written to `normed` [T, hidden], rounded, and used here unrounded.
     """
     tokens, hidden = x.shape
     experts = router.shape[0]
+    assert (norm_weight is None) == (normed is None), "a norm needs its weight and a place for its result"
     assert 1 <= tokens <= MOST_FEW, f"{tokens} tokens: use linear and route for more than {MOST_FEW}"
     _require(chosen, weights, experts, groups)
     block_k = min(2048, max(128, triton.next_power_of_2(hidden)))
     _route_few_kernel[(experts,)](
         x,
         router,
+        norm_weight,
+        normed,
         router_bias,
         choice_bias,
         logits,
@@ -97,10 +104,12 @@ def route_few(
         counter,
         tokens,
         scale,
+        eps,
         HIDDEN=hidden,
         TOKENS=triton.next_power_of_2(tokens),
         BLOCK_N=1,
         BLOCK_K=block_k,
+        SLICE=triton.next_power_of_2(triton.cdiv(hidden, experts)),
         **_constants(chosen, experts, scores, normalized, groups, top_groups),
         PDL=PDL,
         num_warps=1 if experts <= 256 else 4,  # reductions within one warp are the fastest
@@ -147,10 +156,12 @@ def _route_kernel(
     )  # fmt: skip
 
 
-@triton.jit(do_not_specialize=["tokens", "scale"])
+@triton.jit(do_not_specialize=["tokens", "scale", "eps"])
 def _route_few_kernel(
-    x, router, router_bias, choice_bias, logits, chosen, weights, counts, slots, counter, tokens, scale,
+    x, router, norm_weight, normed, router_bias, choice_bias, logits, chosen, weights, counts, slots, counter,
+    tokens, scale, eps,
     HIDDEN: tl.constexpr, TOKENS: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
+    SLICE: tl.constexpr,
     E: tl.constexpr, PER_TOKEN: tl.constexpr, SIGMOID: tl.constexpr, NORMALIZED: tl.constexpr,
     GROUPS: tl.constexpr, TOP_GROUPS: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
@@ -162,14 +173,34 @@ def _route_few_kernel(
     x_at = x + token[None, :, None] * HIDDEN + columns[None, None, :]
     inside = (columns < HIDDEN)[None, None, :]
     w = tl.load(row_at, mask=(rows < E)[:, None, None] & inside, other=0.0)
+    if norm_weight is not None:
+        gains = tl.load(norm_weight + columns, mask=columns < HIDDEN, other=0.0)[None, None, :]
+        mine = tl.program_id(0) * SLICE + tl.arange(0, SLICE)
+        my_gains = tl.load(norm_weight + mine, mask=mine < HIDDEN, other=0.0)[None, :]
     wait_for_inputs(PDL)
-    acts = tl.load(x_at, mask=(token < tokens)[None, :, None] & inside, other=0.0)
-    sums = tl.sum(w.to(tl.float32) * acts.to(tl.float32), 2)
+    some = (token < tokens)[None, :, None]
+    acts = tl.load(x_at, mask=some & inside, other=0.0).to(tl.float32)
+    if norm_weight is not None:
+        own_at = token[:, None] * HIDDEN + mine[None, :]
+        written = (token < tokens)[:, None] & (mine < HIDDEN)[None, :]
+        own = tl.load(x + own_at, mask=written, other=0.0).to(tl.float32)
+        squares = acts * acts
+        acts *= gains
+    sums = tl.sum(w.to(tl.float32) * acts, 2)
     for start in tl.static_range(BLOCK_K, HIDDEN, BLOCK_K):
         inside = (columns + start < HIDDEN)[None, None, :]
         w = tl.load(row_at + start, mask=(rows < E)[:, None, None] & inside, other=0.0)
-        acts = tl.load(x_at + start, mask=(token < tokens)[None, :, None] & inside, other=0.0)
-        sums += tl.sum(w.to(tl.float32) * acts.to(tl.float32), 2)
+        acts = tl.load(x_at + start, mask=some & inside, other=0.0).to(tl.float32)
+        if norm_weight is not None:
+            squares += acts * acts
+            gains = tl.load(norm_weight + columns + start, mask=columns + start < HIDDEN, other=0.0)
+            acts *= gains[None, None, :]
+        sums += tl.sum(w.to(tl.float32) * acts, 2)
+    if norm_weight is not None:
+        root = tl.rsqrt(tl.sum(squares, 2) / HIDDEN + eps)
+        sums *= root
+        result = own * tl.reshape(root, (TOKENS, 1)) * my_gains
+        tl.store(normed + own_at, result.to(normed.dtype.element_ty), mask=written)
     if router_bias is not None:
         sums += tl.load(router_bias + rows, mask=rows < E, other=0.0).to(tl.float32)[:, None]
     mask = (rows < E)[:, None] & (token < tokens)[None, :]
