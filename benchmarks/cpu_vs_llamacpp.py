@@ -26,7 +26,7 @@ from versus.bench import Bench, machine
 from versus.comparison import table_of
 from versus.engine_rows import ComparedModel, engine_rows
 from versus.peer_llamacpp import FORMATS, find
-from versus.random_gguf import TINYLLAMA, write_random_gguf
+from versus.random_gguf import GRANITE_MOE, TINYLLAMA, write_random_gguf
 from versus.server_rows import http_rows, process_rows
 
 from ridgeline import __version__
@@ -37,6 +37,7 @@ from ridgeline.models.files.pull import ensure
 def compared_models(smollm2: dict[str, Path]) -> list[ComparedModel]:
     """The models whose decode and prefill are compared, and their bars."""
     random_file = cache_dir() / "bench" / f"{TINYLLAMA.name}-Q4_0.gguf"
+    moe_file = cache_dir() / "bench" / f"{GRANITE_MOE.name}-Q4_0.gguf"
     return [
         ComparedModel(
             "smollm2", "SmolLM2-135M", lambda: smollm2, {1: 1.7, 4: 2.2, 8: 2.2, 32: 2.5}, prefill_bar=4.0
@@ -58,6 +59,16 @@ def compared_models(smollm2: dict[str, Path]) -> list[ComparedModel]:
             {1: 1.0, 8: 2.2},
             prefill_bar=2.5,
             is_large=True,
+        ),
+        # Of 32 experts a token uses 8: 0.24 GB of 0.75 are read for one stream.
+        ComparedModel(
+            "moe",
+            "1.3B-A0.4B shape (Granite-3.0-1B-A400M), random weights, Q4_0",
+            lambda: {"Q4_0": write_random_gguf(GRANITE_MOE, moe_file)},
+            {1: 1.0, 8: 1.7},
+            prefill_bar=2.0,
+            is_large=True,
+            least_percent_of_limit=70.0,
         ),
     ]
 
@@ -91,7 +102,7 @@ def main() -> None:
     parser.add_argument("--tune", action="store_true", help="look for the peer's best flags again")
     parser.add_argument(
         "--only", action="append", metavar="KEY",
-        help="rows whose key begins so: smollm2.decode.8, http, start, memory, tinyllama, qwen-coder",
+        help="rows whose key begins so: smollm2.decode.8, http, start, memory, tinyllama, qwen-coder, moe",
     )  # fmt: skip
     parser.add_argument("--json", type=Path, default=Path("bench-results/cpu_vs_llamacpp.json"))
     args = parser.parse_args()

@@ -18,6 +18,7 @@ from ridgeline.engine.plan.request import Request, SamplingParams
 from ridgeline.engine.start.build import BuiltEngine, build_engine
 from ridgeline.models.files.gguf import GgufFile
 from ridgeline.models.spec.cache_layout import CacheLayout
+from ridgeline.models.spec.ffn import Experts
 from ridgeline.models.spec.model_spec import ModelSpec
 
 KV_BYTES = 2  # bf16 or f16: what both engines keep by default
@@ -95,10 +96,15 @@ def _random_prompt(rng: random.Random, vocab: int, length: int) -> list[int]:
 # ---- limits: what no engine can beat with these bytes and this machine ----
 
 
-def step_weight_bytes(model: Path, spec: ModelSpec) -> int:
-    """Bytes of weights one decode step must read; of an untied embedding only the rows of its tokens."""
+def step_weight_bytes(model: Path, spec: ModelSpec, streams: int = 1) -> int:
+    """Bytes of weights one decode step must read; of an untied embedding only the rows of its tokens, and of
+    routed experts those that are chosen, as many as `streams` independent choices reach on average."""
     tensors = GgufFile(model).tensors
-    total = sum(tensor.nbytes for tensor in tensors.values())
+    of_experts = sum(tensor.nbytes for name, tensor in tensors.items() if "_exps." in name)
+    total = sum(tensor.nbytes for tensor in tensors.values()) - of_experts
+    ffn = spec.layers[-1].ffn
+    if isinstance(ffn, Experts):
+        total += round(of_experts * (1 - (1 - ffn.per_token / ffn.num) ** streams))
     return total if spec.tied_embeddings else total - tensors["token_embd.weight"].nbytes
 
 

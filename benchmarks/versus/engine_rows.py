@@ -111,5 +111,5 @@ def _rate_limit(bench: Bench, row: Row, name: str, model: Path) -> float:
     spec, ceilings = read_spec(model), bench.ceilings[name]
     if row.key.endswith("prefill"):
         return engine_rates.prefill_limit(spec, PREFILL, ceilings)
-    weights = engine_rates.step_weight_bytes(model, spec)
+    weights = engine_rates.step_weight_bytes(model, spec, _streams(row))
     return engine_rates.decode_limit(spec, weights, _streams(row), CONTEXT, ceilings)

@@ -1,12 +1,13 @@
-"""A model of TinyLlama's shape with random weights, as a GGUF file in Q4_0 that any engine loads.
+"""Models with random weights and the shape of TinyLlama or Granite-3.0-1B-A400M, as GGUF files in Q4_0.
 
 Called by cpu_vs_llamacpp.py: speed depends on the shape and the format, not on what the weights say, and a
-1.1B model is too large to ship. Every matrix is Q4_0, so that all engines read the same bytes. It is written
-block by block: the whole model never lies in memory.
+1.1B model is too large to ship. Every matrix is Q4_0 (routers are float32), so that all engines read the same
+bytes. It is written block by block: the whole model never lies in memory.
 """
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -29,26 +30,36 @@ class Shape:
     ffn: int
     vocab: int
     context: int
+    architecture: str = "llama"
+    experts: int = 0  # 0: a dense FFN; else each expert has `ffn` rows
+    experts_per_token: int = 0
+    tied: bool = False
 
-    def matrices(self) -> dict[str, tuple[int, int]]:
-        """Every matrix, by its name in the file: (rows, columns)."""
+    def matrices(self) -> dict[str, tuple[int, ...]]:
+        """Every matrix, by its name in the file: (rows, columns), of experts (experts, rows, columns)."""
         head_dim = self.hidden // self.heads
-        of_layer = {
+        of_layer: dict[str, tuple[int, ...]] = {
             "attn_q": (self.hidden, self.hidden),
             "attn_k": (self.kv_heads * head_dim, self.hidden),
             "attn_v": (self.kv_heads * head_dim, self.hidden),
             "attn_output": (self.hidden, self.hidden),
-            "ffn_gate": (self.ffn, self.hidden),
-            "ffn_up": (self.ffn, self.hidden),
-            "ffn_down": (self.hidden, self.ffn),
+        }
+        stack, suffix = ((self.experts,), "_exps") if self.experts else ((), "")
+        of_layer |= {
+            f"ffn_gate{suffix}": (*stack, self.ffn, self.hidden),
+            f"ffn_up{suffix}": (*stack, self.ffn, self.hidden),
+            f"ffn_down{suffix}": (*stack, self.hidden, self.ffn),
         }
         layers = {
             f"blk.{layer}.{name}.weight": size
             for layer in range(self.layers)
             for name, size in of_layer.items()
         }
-        ends = {"token_embd.weight": (self.vocab, self.hidden), "output.weight": (self.vocab, self.hidden)}
-        return {**ends, **layers}
+        ends = ("token_embd.weight",) if self.tied else ("token_embd.weight", "output.weight")
+        return {**{name: (self.vocab, self.hidden) for name in ends}, **layers}
+
+    def routers(self) -> list[str]:
+        return [f"blk.{layer}.ffn_gate_inp.weight" for layer in range(self.layers) if self.experts]
 
     def norms(self) -> list[str]:
         layers = [f"blk.{i}.{name}.weight" for i in range(self.layers) for name in ("attn_norm", "ffn_norm")]
@@ -59,6 +70,11 @@ TINYLLAMA = Shape(
     "tinyllama-1.1b-random", layers=22, hidden=2048, heads=32, kv_heads=4, ffn=5632, vocab=32000, context=2048
 )
 
+GRANITE_MOE = Shape(
+    "granite-1.3b-a0.4b-random", layers=24, hidden=1024, heads=16, kv_heads=8, ffn=512, vocab=49155, context=4096,
+    architecture="granitemoe", experts=32, experts_per_token=8, tied=True,
+)  # fmt: skip
+
 
 def write_random_gguf(shape: Shape, path: Path, seed: int = 0) -> Path:
     """Writes the file unless it is there; the same seed gives the same bytes."""
@@ -66,20 +82,26 @@ def write_random_gguf(shape: Shape, path: Path, seed: int = 0) -> Path:
         return path
     path.parent.mkdir(parents=True, exist_ok=True)
     partial = path.with_suffix(".partial")
-    writer = gguf.GGUFWriter(partial, "llama")
+    writer = gguf.GGUFWriter(partial, shape.architecture)
     _add_metadata(writer, shape)
     q4_0 = gguf.GGMLQuantizationType.Q4_0
-    for name, (rows, columns) in shape.matrices().items():
+    for name, (*stack, columns) in shape.matrices().items():
         row_bytes = columns // BLOCK_WEIGHTS * BLOCK_BYTES
-        writer.add_tensor_info(name, (rows, row_bytes), np.dtype(np.uint8), rows * row_bytes, q4_0)
+        size = math.prod(stack) * row_bytes
+        writer.add_tensor_info(name, (*stack, row_bytes), np.dtype(np.uint8), size, q4_0)
+    router = (shape.experts, shape.hidden)
+    for name in shape.routers():
+        writer.add_tensor_info(name, router, np.dtype(np.float32), 4 * math.prod(router))
     for name in shape.norms():
         writer.add_tensor_info(name, (shape.hidden,), np.dtype(np.float32), 4 * shape.hidden)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_ti_data_to_file()
     rng = np.random.default_rng(seed)
-    for rows, columns in shape.matrices().values():
-        writer.write_tensor_data(random_q4_0(rng, rows, columns))
+    for *stack, columns in shape.matrices().values():
+        writer.write_tensor_data(random_q4_0(rng, math.prod(stack), columns))
+    for _ in shape.routers():
+        writer.write_tensor_data(rng.normal(0, WEIGHT_STD, router).astype(np.float32))
     for _ in shape.norms():
         writer.write_tensor_data(np.ones(shape.hidden, np.float32))
     writer.close()
@@ -108,6 +130,11 @@ def _add_metadata(writer: gguf.GGUFWriter, shape: Shape) -> None:
     writer.add_head_count(shape.heads)
     writer.add_head_count_kv(shape.kv_heads)
     writer.add_layer_norm_rms_eps(1e-5)
+    if shape.experts:
+        writer.add_expert_count(shape.experts)
+        writer.add_expert_used_count(shape.experts_per_token)
+    if shape.architecture == "granitemoe":  # llama.cpp asks for it
+        writer.add_logit_scale(1.0)
     writer.add_file_type(gguf.LlamaFileType.MOSTLY_Q4_0)
     _add_tokenizer(writer, shape.vocab)
 

@@ -9,7 +9,7 @@
 extern "C" {
 #endif
 
-#define RL_ABI_VERSION 5
+#define RL_ABI_VERSION 6
 #define RL_BLOCK_TOKENS 16 /* tokens of a KV block */
 #define RL_PANEL 16        /* output rows side by side in a packed matrix */
 #define RL_GROUP 32        /* weights of a row that share a scale */
@@ -22,10 +22,11 @@ enum rl_format {
   RL_BF16 = 1,
   RL_Q4_H = 2,  /* 4 bits, half-precision scale per group, minimum = -8 · scale (GGUF Q4_0) */
   RL_Q4_HM = 3, /* 4 bits, half-precision scale and minimum per group (GGUF Q4_1) */
-  RL_Q4_FM = 4, /* 4 bits, float scale and minimum per group (GGUF Q4_K) */
+  RL_Q4_K = 4,  /* 4 bits, 6-bit scale and minimum per group, half-precision units of them per 256 (GGUF Q4_K) */
   RL_Q8_H = 5,  /* 8 bits, half-precision scale per group, minimum = -128 · scale (GGUF Q8_0) */
   RL_Q8_FM = 6, /* 8 bits, float scale and minimum per group (GGUF Q5_*) */
   RL_Q8_C = 7,  /* 8 bits, float scale per output row (per channel), minimum = -128 · scale */
+  RL_Q6_K = 8,  /* 6 bits, 8-bit scale per 16, half-precision unit of it per 256, minimum = -32 · scale (GGUF Q6_K) */
 };
 
 enum rl_kv_format { RL_KV_F32 = 0, RL_KV_BF16 = 1, RL_KV_INT8 = 2 /* a float scale per token and head */ };
@@ -137,7 +138,7 @@ const char* rl_available_isas(void);
 int64_t rl_packed_bytes(int32_t format, int32_t n, int32_t k); /* -1: no such format or shape */
 /* Packs floats [n, k] into any format, rounding or quantizing as needed; a value that is not finite is refused. */
 int rl_pack_float(int32_t format, int32_t n, int32_t k, const float* source, uint8_t* out);
-/* Packs GGUF blocks without loss: Q4_0 → RL_Q4_H, Q4_1 → RL_Q4_HM, Q8_0 → RL_Q8_H, Q4_K → RL_Q4_FM, and Q5_0, Q5_1,
+/* Packs GGUF blocks without loss: Q4_0 → RL_Q4_H, Q4_1 → RL_Q4_HM, Q8_0 → RL_Q8_H, Q4_K → RL_Q4_K, Q6_K → RL_Q6_K, and Q5_0, Q5_1,
  * Q5_K → RL_Q8_FM. `type` is GGUF's number; `format` must be the one named. Row r of the result is row row_map[r] of
  * the source (null: r; -1: a row of zeros), which has source_rows rows. Scales that are not finite are refused. */
 int rl_pack_gguf(int32_t type, int32_t format, int32_t n, int32_t k, const uint8_t* source, int32_t source_rows,

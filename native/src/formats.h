@@ -8,8 +8,12 @@
 //   Q8     scales, minima, then [k / 4][16][4] bytes: quads of neighbouring inputs, as the byte dot product wants them
 //   Q4     scales, minima, then [k / 8][16][4] bytes: the low nibbles are one quad, the high nibbles the next
 //
-// Scales and minima are [k / 32][16], half precision or float; one scale per row ([16] floats) for Q8_C. Each section
-// begins at a multiple of 64 bytes.
+//   Q6_K   scales, then for each group of 32 the low nibbles as in Q4 and [2][16][4] bytes of the upper two bits: of quad j
+//          of the group in row j / 4, at bit 2 · (j % 4)
+//
+// Scales and minima are [k / 32][16], half precision or float; one scale per row ([16] floats) for Q8_C. Those of Q4_K and Q6_K
+// are, for each 256 inputs, 16 half-precision units and the integers to multiply them with: [8][16] or [16][16] bytes. Each
+// section begins at a multiple of 64 bytes.
 #pragma once
 #include <cstddef>
 #include <cstdint>
@@ -20,45 +24,55 @@ namespace ridgeline {
 
 constexpr int kPanel = RL_PANEL;
 constexpr int kGroup = RL_GROUP;
+constexpr int kSuper = 256;  // weights that share a unit of their scales, in Q4_K and Q6_K
 constexpr int kBlock = RL_BLOCK_TOKENS;
 constexpr int kMaxHeadDim = 256;
 
 constexpr int round_up(int value, int multiple) { return (value + multiple - 1) / multiple * multiple; }
 constexpr size_t round_up64(size_t bytes) { return (bytes + 63) / 64 * 64; }
 
-inline bool known_format(int format) { return format >= RL_F32 && format <= RL_Q8_C; }
+inline bool known_format(int format) { return format >= RL_F32 && format <= RL_Q6_K; }
 inline bool is_quantized(int format) { return format >= RL_Q4_H; }
-inline bool is_four_bit(int format) { return format >= RL_Q4_H && format <= RL_Q4_FM; }
-inline bool has_float_scales(int format) { return format == RL_Q4_FM || format == RL_Q8_FM; }
-inline bool has_minima(int format) { return format == RL_Q4_HM || format == RL_Q4_FM || format == RL_Q8_FM; }
+constexpr bool is_four_bit(int format) { return format >= RL_Q4_H && format <= RL_Q4_K; }
+inline bool has_float_scales(int format) { return format == RL_Q8_FM; }
+inline bool has_minima(int format) { return format == RL_Q4_HM || format == RL_Q4_K || format == RL_Q8_FM; }
 // Without stored minima, the minimum is this times the scale: what q = 0 stands for.
-inline float zero_point(int format) { return is_four_bit(format) ? -8.0f : -128.0f; }
+inline float zero_point(int format) { return is_four_bit(format) ? -8.0f : format == RL_Q6_K ? -32.0f : -128.0f; }
 // The same for the kernels that add it to q: only weights with a scale per group and no minima.
 constexpr int32_t group_offset(int format) { return format == RL_Q4_H ? -8 : format == RL_Q8_H ? -128 : 0; }
 
 inline int padded_k(int k) { return round_up(k, kGroup); }
 inline int num_panels(int n) { return (n + kPanel - 1) / kPanel; }
 
+// Of the scales of 256 inputs, their unit included; 0 for formats without units.
+constexpr size_t super_bytes(int format) {
+  return format == RL_Q4_K ? kPanel * (2 + kSuper / kGroup) : format == RL_Q6_K ? kPanel * (2 + kSuper / 16) : 0;
+}
 inline size_t scale_section(int format, int k) {
   if (format == RL_Q8_C) return kPanel * sizeof(float);
+  if (super_bytes(format)) return round_up64(size_t((padded_k(k) + kSuper - 1) / kSuper) * super_bytes(format));
   return round_up64(size_t(padded_k(k) / kGroup) * kPanel * (has_float_scales(format) ? 4 : 2));
 }
 inline size_t minima_offset(int format, int k) { return scale_section(format, k); }
 inline size_t quants_offset(int format, int k) { return scale_section(format, k) * (has_minima(format) ? 2 : 1); }
-constexpr size_t group_quant_bytes(bool four_bit) { return kGroup * kPanel / (four_bit ? 2 : 1); }
+constexpr size_t group_quant_bytes(int format) {
+  return kGroup * kPanel * (is_four_bit(format) ? 4 : format == RL_Q6_K ? 6 : 8) / 8;
+}
 
 inline size_t panel_bytes(int format, int k) {
   const size_t elements = size_t(padded_k(k)) * kPanel;
   if (format == RL_F32) return elements * 4;
   if (format == RL_BF16) return elements * 2;
-  return quants_offset(format, k) + elements / (is_four_bit(format) ? 2 : 1);
+  return quants_offset(format, k) + elements / kGroup / kPanel * group_quant_bytes(format);
 }
 
-// Where the byte that holds quant `k` of row `o` lies inside a panel's quants, and which nibble it is.
-inline size_t quant_byte(bool four_bit, int o, int k) {
+// Where the byte that holds quant `k` (of 32) of row `o` lies inside a group's quants: all of it, or the nibble.
+inline size_t quant_byte(bool nibbles, int o, int k) {
   const int quad = k / 4;
-  return size_t(four_bit ? quad / 2 : quad) * kPanel * 4 + o * 4 + k % 4;
+  return size_t(nibbles ? quad / 2 : quad) * kPanel * 4 + size_t(o * 4 + k % 4);
 }
+// The upper two bits of Q6_K: behind the nibbles, at bit 2 · (quad % 4).
+inline size_t upper_byte(int o, int k) { return kGroup * kPanel / 2 + size_t(k / 16) * kPanel * 4 + size_t(o * 4 + k % 4); }
 
 inline uint16_t to_bf16(float value) {  // to nearest, ties to even; the caller's values are finite
   union { float f; uint32_t u; } bits{value};

@@ -59,7 +59,7 @@ inline void panel_products(const rl_matrix& m, int panel, int count, const Input
 #endif
 #if defined(RL_ADDS_PAIRS)
     if (in.kind == InputKind::Int8 || in.kind == InputKind::Int16) {
-      pair_panel_product(m, panel + p, in, first, end, out + p * kPanel, stride, add_to);
+      pair_panel_product(m, panel + p, in, first, end, out + p * kPanel, stride, add_to, scratch);
       continue;
     }
 #endif
@@ -81,6 +81,8 @@ constexpr size_t kInputBlockBytes = 384 << 10;
 inline size_t panel_scratch_bytes([[maybe_unused]] int k) {
 #if defined(RL_EXPANDS_TO_BYTES)
   return expanded_bytes(k);
+#elif defined(RL_ADDS_PAIRS)
+  return expanded_scales_bytes(k);
 #else
   return 64;
 #endif

@@ -37,9 +37,12 @@ namespace {
 
 // A group of 32 weights of one row, on its way from a source to its panel.
 struct Group {
-  float scale, minimum;
+  float scale, minimum;  // Q4_K, Q6_K: their units
   uint8_t quants[kGroup];
+  int8_t codes[2];    // Q4_K: what the units are multiplied with; Q6_K: of both halves
 };
+
+bool has_nibbles(int format) { return is_four_bit(format) || format == RL_Q6_K; }
 
 class PanelWriter {
  public:
@@ -50,18 +53,27 @@ class PanelWriter {
     const int o = row % kPanel;
     if (format_ == RL_Q8_C) {
       reinterpret_cast<float*>(panel)[o] = g.scale;
+    } else if (const size_t bytes = super_bytes(format_)) {
+      uint8_t* super = panel + size_t(group / 8) * bytes;
+      reinterpret_cast<uint16_t*>(super)[o] = to_half(g.scale);
+      uint8_t* codes = super + 2 * kPanel + o;
+      if (format_ == RL_Q4_K) {
+        codes[group % 8 * kPanel] = uint8_t(g.codes[0]);
+        super += minima_offset(format_, k_), codes += minima_offset(format_, k_);
+        reinterpret_cast<uint16_t*>(super)[o] = to_half(g.minimum);
+        codes[group % 8 * kPanel] = uint8_t(g.codes[1]);
+      } else {
+        for (int half = 0; half < 2; half++) codes[(group % 8 * 2 + half) * kPanel] = uint8_t(g.codes[half]);
+      }
     } else {
       write_scale(panel, group * kPanel + o, g.scale);
       if (has_minima(format_)) write_scale(panel + minima_offset(format_, k_), group * kPanel + o, g.minimum);
     }
-    const bool four_bit = is_four_bit(format_);
-    uint8_t* quants = panel + quants_offset(format_, k_) + group * group_quant_bytes(four_bit);
-    for (int i = 0; i < kGroup; i++) {
-      uint8_t& byte = quants[quant_byte(four_bit, o, i)];
-      if (!four_bit)
-        byte = g.quants[i];
-      else
-        byte = uint8_t((i / 4) % 2 ? (byte & 0x0f) | (g.quants[i] << 4) : (byte & 0xf0) | g.quants[i]);
+    uint8_t* quants = panel + quants_offset(format_, k_) + size_t(group) * group_quant_bytes(format_);
+    const bool nibbles = has_nibbles(format_);
+    for (int i = 0; i < kGroup; i++) {  // into zeros
+      quants[quant_byte(nibbles, o, i)] |= uint8_t(!nibbles ? g.quants[i] : (g.quants[i] & 15) << (i / 4 % 2 * 4));
+      if (format_ == RL_Q6_K) quants[upper_byte(o, i)] |= uint8_t(g.quants[i] >> 4 << (i / 4 % 4 * 2));
     }
   }
 
@@ -78,6 +90,11 @@ class PanelWriter {
 };
 
 // ---- from floats ----
+
+float half_above(float value) {  // the smallest that is not below; value ≥ 0
+  const uint16_t half = to_half(value);
+  return from_half(half) < value ? from_half(uint16_t(half + 1)) : from_half(half);
+}
 
 float rounded_scale(int format, float scale) { return has_float_scales(format) ? scale : from_half(to_half(scale)); }
 
@@ -111,6 +128,48 @@ Group quantize_group(int format, const float* values, int count, float largest) 
   return g;
 }
 
+// Units for `count` weights (256 at most): no group's code for its scale or minimum is above 63 (Q4_K) or 127 (Q6_K) in size.
+void choose_units(int format, const float* values, int count, float* scale, float* minimum) {
+  float most = 0.0f, lowest = 0.0f, widest = 0.0f;
+  for (int at = 0; at < count; at += kGroup) {
+    float low = 0.0f, high = 0.0f;
+    for (int i = at; i < std::min(count, at + kGroup); i++) low = std::min(low, values[i]), high = std::max(high, values[i]);
+    most = std::max({most, -low, high}), lowest = std::max(lowest, -low), widest = std::max(widest, high - low);
+  }
+  *minimum = half_above(lowest / 63.0f);
+  *scale = half_above(format == RL_Q6_K ? most / 32.0f / 127.0f : (widest + *minimum) / 15.0f / 63.0f);
+}
+
+// A group of Q4_K or Q6_K, with these units.
+Group quantize_with_units(int format, const float* values, int count, float scale, float minimum) {
+  Group g{};
+  g.scale = scale, g.minimum = minimum;
+  auto code = [](float value, float unit, int top) {
+    return unit == 0.0f ? 0 : int(std::min(std::ceil(value / unit), float(top)));
+  };
+  for (int half = 0; half < 2; half++) {
+    const int end = std::min(count, format == RL_Q6_K ? 16 * half + 16 : kGroup);
+    float low = 0.0f, high = 0.0f;
+    for (int i = format == RL_Q6_K ? 16 * half : 0; i < end; i++) low = std::min(low, values[i]), high = std::max(high, values[i]);
+    if (format == RL_Q6_K) {  // the largest becomes -32 or close to it, whatever its sign
+      const int size = code(std::max(-low, high) / 32.0f, scale, 127);
+      g.codes[half] = int8_t(high > -low ? -size : size);
+    } else if (half == 0) {
+      const int down = code(-low, minimum, 63);
+      g.codes[1] = int8_t(down);
+      g.codes[0] = int8_t(code((high + float(down) * minimum) / 15.0f, scale, 63));
+    }
+  }
+  for (int i = 0; i < kGroup; i++) {
+    const float step = scale * float(g.codes[format == RL_Q6_K ? i / 16 : 0]);
+    const float zero = format == RL_Q6_K ? -32.0f * step : -minimum * float(g.codes[1]);
+    g.quants[i] = i < count && step != 0.0f
+                      ? uint8_t(std::clamp(std::nearbyint((values[i] - zero) / step), 0.0f, format == RL_Q6_K ? 63.0f : 15.0f))
+                      : uint8_t(0);
+  }
+  return g;
+}
+
 // The largest weight whose scale and minimum are finite as the format stores them.
 float largest_weight(int format) {
   constexpr float kHalfMax = 65504.0f, kFloatMax = std::numeric_limits<float>::max();
@@ -119,6 +178,8 @@ float largest_weight(int format) {
     case RL_BF16: return 0x1.fep127f;
     case RL_Q4_H: return 8 * kHalfMax;
     case RL_Q4_HM: return kHalfMax;
+    case RL_Q4_K: return 60 * kHalfMax;
+    case RL_Q6_K: return 4000 * kHalfMax;
     case RL_Q8_H: return 127 * kHalfMax;
     default: return kFloatMax / 4;  // a group's range is twice its largest weight
   }
@@ -136,8 +197,13 @@ void pack_float_row(int format, int n_row, int k, const float* values, uint8_t* 
     float largest = 0.0f;
     for (int i = 0; i < k; i++) largest = std::max(largest, std::fabs(values[i]));
     PanelWriter writer(format, k, out);
-    for (int at = 0; at < k; at += kGroup)
-      writer.write(n_row, at / kGroup, quantize_group(format, values + at, std::min(kGroup, k - at), largest));
+    float scale = 0.0f, minimum = 0.0f;
+    for (int at = 0; at < k; at += kGroup) {
+      const int count = std::min(kGroup, k - at);
+      if (super_bytes(format) && at % kSuper == 0) choose_units(format, values + at, std::min(kSuper, k - at), &scale, &minimum);
+      writer.write(n_row, at / kGroup, super_bytes(format) ? quantize_with_units(format, values + at, count, scale, minimum)
+                                                           : quantize_group(format, values + at, count, largest));
+    }
   }
 }
 
@@ -167,13 +233,22 @@ void k_scale(const uint8_t* packed, int j, int* scale, int* minimum) {
 void read_k_block(const uint8_t* block, int j, bool five_bits, Group& g) {
   int scale, minimum;
   k_scale(block + 4, j, &scale, &minimum);
-  g.scale = half_at(block) * float(scale);
-  g.minimum = -half_at(block + 2) * float(minimum);
+  g.codes[0] = int8_t(scale), g.codes[1] = int8_t(minimum);
+  g.scale = half_at(block) * (five_bits ? float(scale) : 1.0f);
+  g.minimum = half_at(block + 2) * (five_bits ? -float(minimum) : 1.0f);
   const uint8_t* low = block + (five_bits ? 48 : 16) + j / 2 * 32;
   for (int i = 0; i < kGroup; i++) {
     g.quants[i] = j % 2 ? low[i] >> 4 : low[i] & 15;
     if (five_bits) g.quants[i] |= uint8_t(((block[16 + i] >> j) & 1) << 4);
   }
+}
+
+void read_q6_block(const uint8_t* block, int j, Group& g) {
+  const uint8_t *low = block + j / 4 * 64 + j % 2 * 32, *high = block + 128 + j / 4 * 32;
+  g.scale = half_at(block + 208), g.minimum = 0.0f;
+  for (int half = 0; half < 2; half++) g.codes[half] = int8_t(block[192 + 2 * j + half]);
+  for (int i = 0; i < kGroup; i++)
+    g.quants[i] = uint8_t((j % 4 < 2 ? low[i] & 15 : low[i] >> 4) | (high[i] >> (j % 4 * 2) & 3) << 4);
 }
 
 struct GgufType {
@@ -204,8 +279,9 @@ const GgufType kGgufTypes[] = {
        g.scale = half_at(b), g.minimum = -128.0f * g.scale;
        for (int i = 0; i < kGroup; i++) g.quants[i] = uint8_t(b[2 + i] ^ 0x80);
      }},
-    {12, RL_Q4_FM, 256, 144, [](const uint8_t* b, int part, Group& g) { read_k_block(b, part, false, g); }},
+    {12, RL_Q4_K, 256, 144, [](const uint8_t* b, int part, Group& g) { read_k_block(b, part, false, g); }},
     {13, RL_Q8_FM, 256, 176, [](const uint8_t* b, int part, Group& g) { read_k_block(b, part, true, g); }},
+    {14, RL_Q6_K, 256, 210, [](const uint8_t* b, int part, Group& g) { read_q6_block(b, part, g); }},
 };
 
 const GgufType* find_gguf_type(int number) {
@@ -222,6 +298,20 @@ float unpacked(const rl_matrix& m, int row, int column) {
   if (m.format == RL_F32) return reinterpret_cast<const float*>(panel)[size_t(column) * kPanel + o];
   if (m.format == RL_BF16)
     return from_bf16(reinterpret_cast<const uint16_t*>(panel)[(size_t(column / 2) * kPanel + o) * 2 + column % 2]);
+  const bool nibbles = has_nibbles(m.format);
+  const uint8_t* quants = panel + quants_offset(m.format, m.k) + size_t(column / kGroup) * group_quant_bytes(m.format);
+  const uint8_t byte = quants[quant_byte(nibbles, o, column % kGroup)];
+  const int quant = !nibbles ? byte : column / 4 % 2 ? byte >> 4 : byte & 15;
+  if (const size_t bytes = super_bytes(m.format)) {
+    auto unit = [&](const uint8_t* at) { return from_half(reinterpret_cast<const uint16_t*>(at)[o]); };
+    const uint8_t *super = panel + size_t(column / kSuper) * bytes, *minima = super + minima_offset(m.format, m.k);
+    if (m.format == RL_Q6_K) {
+      const float scale = unit(super) * float(int8_t(super[(2 + column % kSuper / 16) * kPanel + o]));
+      return scale * float((quant | (quants[upper_byte(o, column % kGroup)] >> (column / 4 % 4 * 2) & 3) << 4) - 32);
+    }
+    const int code = (2 + column % kSuper / kGroup) * kPanel + o;
+    return std::fma(unit(super) * float(super[code]), float(quant), -unit(minima) * float(minima[code]));
+  }
   const int index = m.format == RL_Q8_C ? o : column / kGroup * kPanel + o;
   auto section = [&](const uint8_t* at) {
     return has_float_scales(m.format) || m.format == RL_Q8_C ? reinterpret_cast<const float*>(at)[index]
@@ -229,9 +319,6 @@ float unpacked(const rl_matrix& m, int row, int column) {
   };
   const float scale = section(panel);
   const float minimum = has_minima(m.format) ? section(panel + minima_offset(m.format, m.k)) : zero_point(m.format) * scale;
-  const bool four_bit = is_four_bit(m.format);
-  const uint8_t byte = panel[quants_offset(m.format, m.k) + quant_byte(four_bit, o, column)];
-  const int quant = !four_bit ? byte : (column / 4) % 2 ? byte >> 4 : byte & 15;
   return std::fma(scale, float(quant), minimum);
 }
 

@@ -35,7 +35,7 @@ inline std::vector<InputKind> kinds_of(const Kernels& kernels, int format, bool 
   else if (format == RL_Q8_C) kinds = {InputKind::Int16PerRow};
   else kinds = {InputKind::Int8, InputKind::Int16};
   if (ridgeline::is_four_bit(format) && expands_to_bytes(kernels)) kinds.push_back(InputKind::Int8Expanded);
-  if (amx) kinds.push_back(format == RL_Q8_C ? InputKind::Int16Rows : InputKind::Bf16Rows);
+  if (amx && format != RL_Q6_K) kinds.push_back(format == RL_Q8_C ? InputKind::Int16Rows : InputKind::Bf16Rows);
   return kinds;
 }
 

@@ -25,7 +25,8 @@ double get_half(const uint8_t* at) { return half_value(uint16_t(at[0] | at[1] <<
 // ---- GGUF blocks, as their specification has them: value(block, i) of weight i ----
 
 struct Gguf {
-  int type, format, weights, bytes, scales;  // scales: half-precision numbers at the block's start
+  int type, format, weights, bytes, scales;  // scales: half-precision numbers
+  int scales_at;                             // in the block
   double (*value)(const uint8_t* block, int i);
 };
 
@@ -45,17 +46,23 @@ int k_nibble(const uint8_t* quants, int i) {  // 64 weights share 32 bytes: low 
 }
 
 const Gguf kTypes[] = {
-    {2, RL_Q4_H, 32, 18, 1, [](const uint8_t* b, int i) { return get_half(b) * (nibble(b + 2, i) - 8); }},
-    {3, RL_Q4_HM, 32, 20, 2, [](const uint8_t* b, int i) { return get_half(b) * nibble(b + 4, i) + get_half(b + 2); }},
-    {6, RL_Q8_FM, 32, 22, 1,
+    {2, RL_Q4_H, 32, 18, 1, 0, [](const uint8_t* b, int i) { return get_half(b) * (nibble(b + 2, i) - 8); }},
+    {3, RL_Q4_HM, 32, 20, 2, 0, [](const uint8_t* b, int i) { return get_half(b) * nibble(b + 4, i) + get_half(b + 2); }},
+    {6, RL_Q8_FM, 32, 22, 1, 0,
      [](const uint8_t* b, int i) { return get_half(b) * ((nibble(b + 6, i) | fifth(b + 2, i)) - 16); }},
-    {7, RL_Q8_FM, 32, 24, 2,
+    {7, RL_Q8_FM, 32, 24, 2, 0,
      [](const uint8_t* b, int i) { return get_half(b) * (nibble(b + 8, i) | fifth(b + 4, i)) + get_half(b + 2); }},
-    {8, RL_Q8_H, 32, 34, 1, [](const uint8_t* b, int i) { return get_half(b) * int8_t(b[2 + i]); }},
-    {12, RL_Q4_FM, 256, 144, 2, [](const uint8_t* b, int i) { return k_value(b, i, k_nibble(b + 16, i)); }},
-    {13, RL_Q8_FM, 256, 176, 2,
+    {8, RL_Q8_H, 32, 34, 1, 0, [](const uint8_t* b, int i) { return get_half(b) * int8_t(b[2 + i]); }},
+    {12, RL_Q4_K, 256, 144, 2, 0, [](const uint8_t* b, int i) { return k_value(b, i, k_nibble(b + 16, i)); }},
+    {13, RL_Q8_FM, 256, 176, 2, 0,
      [](const uint8_t* b, int i) {
        return k_value(b, i, k_nibble(b + 48, i) | (b[16 + i % 32] >> (i / 32) & 1) << 4);
+     }},
+    {14, RL_Q6_K, 256, 210, 1, 208,
+     [](const uint8_t* b, int i) {  // 128 weights share 64 bytes of nibbles and 32 of upper bits
+       const int j = i % 128, byte = b[i / 128 * 64 + j % 64];
+       const int quant = (j < 64 ? byte & 15 : byte >> 4) | (b[128 + i / 128 * 32 + j % 32] >> (j / 32 * 2) & 3) << 4;
+       return get_half(b + 208) * int8_t(b[192 + i / 16]) * (quant - 32);
      }},
 };
 
@@ -64,7 +71,7 @@ std::vector<uint8_t> random_blocks(Random& random, const Gguf& gguf, int rows, i
   for (uint8_t& byte : source) byte = uint8_t(random.bits());
   for (size_t block = 0; block < source.size(); block += gguf.bytes)
     for (int s = 0; s < gguf.scales; s++)
-      put_half(&source[block + 2 * s], random_half(random, random.integer(0, 9) == 0));
+      put_half(&source[block + gguf.scales_at + 2 * s], random_half(random, random.integer(0, 9) == 0));
   return source;
 }
 
@@ -84,7 +91,7 @@ void floats_come_back_as_near_as_the_format_allows() {
   Random random;
   for (int format : kFormats)
     for (int round = 0; round < 12; round++) {
-      const int n = random.integer(1, 70), k = random.integer(1, 200);
+      const int n = random.integer(1, 70), k = random.integer(1, 600);
       const std::vector<float> source = random_floats(random, size_t(n) * k);
       Packed packed(format, n, k);
       CHECK_OK(rl_pack_float(format, n, k, source.data(), packed.data.data()));
@@ -96,13 +103,18 @@ void floats_come_back_as_near_as_the_format_allows() {
           float low = 0.0f, high = 0.0f;
           for (int j = i / 32 * 32; j < std::min(k, i / 32 * 32 + 32); j++)
             low = std::min(low, source[row * k + j]), high = std::max(high, source[row * k + j]);
+          float super_size = 0.0f;
+          for (int j = i / 256 * 256; j < std::min(k, i / 256 * 256 + 256); j++)
+            super_size = std::max(super_size, std::fabs(source[row * k + j]));
           const float size = std::max(-low, high), value = source[row * k + i];
           // Half a step, and for half-precision scales and minima their own rounding (2^-11 of the largest value).
           double tolerance = 0.0;
           if (format == RL_BF16) tolerance = std::fabs(value) * 0x1p-8;
           if (format == RL_Q4_H) tolerance = size / 8;  // up to a whole step: the range ends at 7
           if (format == RL_Q4_HM) tolerance = (high - low) / 30 + size * 0x1p-9;
-          if (format == RL_Q4_FM) tolerance = (high - low) / 30 + size * 1e-6;
+          // Units are made for the 256 weights: a group's own scale is up to one 63rd (127th) of the largest one's too large.
+          if (format == RL_Q4_K) tolerance = (high - low) / 30 + super_size / 500;
+          if (format == RL_Q6_K) tolerance = size / 32 + super_size / 4000;  // as Q4_H: the range ends at 31
           if (format == RL_Q8_H) tolerance = size / 254 + size * 0x1p-10;
           if (format == RL_Q8_FM) tolerance = (high - low) / 510 + size * 1e-6;
           if (format == RL_Q8_C) tolerance = row_size / 254 + row_size * 1e-6;
@@ -197,7 +209,7 @@ void a_scale_that_is_not_finite_is_refused() {
         about("GGUF type %d, scale %d is %#x", gguf.type, which, broken);
         const int n = 5, k = gguf.weights * 3;
         std::vector<uint8_t> source = random_blocks(random, gguf, n, k);
-        put_half(&source[size_t(random.integer(0, n * 3 - 1)) * gguf.bytes + 2 * which], broken);
+        put_half(&source[size_t(random.integer(0, n * 3 - 1)) * gguf.bytes + gguf.scales_at + 2 * which], broken);
         Packed packed(gguf.format, n, k);
         CHECK_REFUSED(pack(gguf, source, n, packed), "finite");
       }
@@ -235,7 +247,7 @@ void shapes_and_types_that_make_no_sense_are_refused() {
   std::vector<uint8_t> source(4096);
   Aligned<uint8_t> out(4096);
   about("shapes and types");
-  for (int format : {-1, 8, 1000}) CHECK_REFUSED(rl_packed_bytes(format, 16, 32), "format");
+  for (int format : {-1, 9, 1000}) CHECK_REFUSED(rl_packed_bytes(format, 16, 32), "format");
   for (int format : kFormats) {
     CHECK_REFUSED(rl_packed_bytes(format, 0, 32), "shape");
     CHECK_REFUSED(rl_packed_bytes(format, 16, 0), "shape");
@@ -249,7 +261,7 @@ void shapes_and_types_that_make_no_sense_are_refused() {
     CHECK_REFUSED(rl_pack_gguf(gguf.type, other, 1, 256, source.data(), 1, nullptr, out.data()), "format");
     CHECK_REFUSED(rl_pack_gguf(gguf.type, gguf.format, 1, 48, source.data(), 1, nullptr, out.data()), "block");
   }
-  CHECK_REFUSED(rl_pack_gguf(14, RL_Q8_FM, 1, 256, source.data(), 1, nullptr, out.data()), "type");  // Q6_K
+  CHECK_REFUSED(rl_pack_gguf(11, RL_Q8_FM, 1, 256, source.data(), 1, nullptr, out.data()), "type");  // Q3_K
 }
 
 }  // namespace

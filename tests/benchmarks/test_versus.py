@@ -18,6 +18,7 @@ from cpu_vs_llamacpp import compared_models
 from rich.console import Console
 from versus.bench import Bench
 from versus.comparison import Figure, Row
+from versus.engine_rates import step_weight_bytes
 from versus.engine_rows import ComparedModel, engine_rows
 from versus.http_load import LoadFailed, run_round
 from versus.peer_llamacpp import FORMATS, LlamaCpp, Variant, every_cache, find, tune
@@ -25,6 +26,7 @@ from versus.quiet_machine import Sample, measured
 from versus.random_gguf import Shape, write_random_gguf
 
 from ridgeline.models.files.gguf import GgufFile
+from ridgeline.models.spec.ffn import Experts
 from ridgeline.models.spec.read_spec import read_spec
 from ridgeline.models.text.tokenizer import Tokenizer
 from ridgeline.models.weights.dequant import dequantize
@@ -159,6 +161,22 @@ def test_the_random_model_is_one_that_the_engine_reads(tmp_path: Path) -> None:
     weights = dequantize(file.raw("blk.1.ffn_up.weight"), "Q4_0")
     assert weights.size == 96 * 64
     assert weights.std() == pytest.approx(0.02, rel=0.1)
+
+
+def test_a_random_model_with_experts_is_read_and_only_chosen_experts_count(tmp_path: Path) -> None:
+    shape = Shape(
+        "tiny", layers=2, hidden=64, heads=4, kv_heads=2, ffn=32, vocab=320, context=128,
+        architecture="granitemoe", experts=4, experts_per_token=2, tied=True,
+    )  # fmt: skip
+    path = write_random_gguf(shape, tmp_path / "tiny.gguf")
+    spec, tensors = read_spec(path), GgufFile(path).tensors
+    ffn = spec.layers[1].ffn
+    assert isinstance(ffn, Experts)
+    assert (ffn.num, ffn.per_token, ffn.size) == (4, 2, 32)
+    experts = 2 * 3 * 4 * 32 * 64 * 18 // 32
+    whole = sum(tensor.nbytes for tensor in tensors.values())
+    assert step_weight_bytes(path, spec) == whole - experts // 2
+    assert step_weight_bytes(path, spec, streams=2) == whole - experts // 4
 
 
 # ---- the client, against a server that answers as told ----

@@ -20,7 +20,7 @@ from ridgeline.models.spec.read_spec import read_spec
 from ridgeline.models.spec.rope import RopeSpec
 from ridgeline.models.weights.packed import POLICIES, PackedDecoder, load_packed, native_refusal, plan_packed
 from ridgeline.models.weights.torch_weights import DecoderWeights, load_weights
-from ridgeline.ops.cpu.library import Format, PackedMatrix, unpack
+from ridgeline.ops.cpu.library import Format, PackedMatrix, available_isas, unpack
 from tests.models.test_dequant import random_blocks
 from tests.models.test_weights import rewrite
 from tests.models.tiny_checkpoints import Pack, packed_as, tiny_model, write_gguf
@@ -144,7 +144,7 @@ def test_what_a_gguf_file_stores_is_kept_without_loss(kind: str, format: Format,
     assert_equal(packed, torch_weights(tmp_path / "tiny.gguf"))
 
 
-@pytest.mark.parametrize(("kind", "format"), [("Q4_K", Format.Q4_FM), ("Q5_K", Format.Q8_FM)])
+@pytest.mark.parametrize(("kind", "format"), [("Q4_K", Format.Q4_K), ("Q5_K", Format.Q8_FM)])
 def test_k_quants_with_groups_of_32_are_kept_without_loss(kind: str, format: Format, tmp_path: Path) -> None:
     write_gguf(tiny_model("qwen3-wide"), tmp_path / "tiny.gguf", mixed({}, kind))
     packed = pack(tmp_path / "tiny.gguf")
@@ -152,12 +152,25 @@ def test_k_quants_with_groups_of_32_are_kept_without_loss(kind: str, format: For
     assert_equal(packed, torch_weights(tmp_path / "tiny.gguf"))
 
 
+@pytest.mark.skipif("avx2" not in available_isas(), reason="packed for AVX2")
+def test_q6_k_is_kept_without_loss_where_six_bits_are_fast(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("RIDGELINE_ISA", "avx2")
+    write_gguf(tiny_model("qwen3-wide"), tmp_path / "tiny.gguf", mixed({}, "Q6_K"))
+    packed = pack(tmp_path / "tiny.gguf")
+    assert formats(packed) == {Format.Q6_K}
+    assert packed.notes == ()
+    assert_equal(packed, torch_weights(tmp_path / "tiny.gguf"))
+
+
 @pytest.mark.parametrize(
     ("kind", "format"), [("Q6_K", Format.Q8_H), ("Q3_K", Format.Q8_H), ("Q2_K", Format.Q8_FM)]
 )
 def test_k_quants_with_groups_of_16_are_rounded_to_8_bits_and_that_is_said(
-    kind: str, format: Format, tmp_path: Path
+    kind: str, format: Format, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setenv("RIDGELINE_ISA", "portable")
     path = tmp_path / "tiny.gguf"
     write_gguf(tiny_model("qwen3-wide"), path, mixed({}, kind))
     packed = pack(path)
@@ -228,7 +241,7 @@ def test_only_the_tensor_that_no_format_holds_is_rounded(tmp_path: Path) -> None
     write_gguf(tiny_model("qwen3-wide"), path, mixed({"attn_v": "Q6_K"}, "Q4_K"))
     packed = pack(path)
     assert packed.matrix(0, "qkv").format == Format.Q8_FM
-    assert packed.matrix(0, "gate_up").format == Format.Q4_FM
+    assert packed.matrix(0, "gate_up").format == Format.Q4_K
     assert packed.notes == ("1 tensor stored as Q6_K is rounded to int8 with minima",)
     ours, theirs = matrices(packed, torch_weights(path))["0.qkv"]
     v_rows = packed.spec.num_kv_heads * packed.spec.head_dim

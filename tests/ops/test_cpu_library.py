@@ -180,7 +180,7 @@ def test_what_cannot_be_packed_is_refused() -> None:
     with pytest.raises(NativeError, match="cannot be packed"):
         library.packed_bytes(Format.F32, 0, 32)
     with pytest.raises(NativeError, match="no lossless packed format"):
-        library.pack_gguf(14, np.zeros(210, np.uint8), 256)  # Q6_K
+        library.pack_gguf(11, np.zeros(110, np.uint8), 256)  # Q3_K
     with pytest.raises(NativeError, match="not whole rows"):
         library.pack_gguf(2, np.zeros(35, np.uint8), 32)
     with pytest.raises(NativeError, match="row 2 of a source of 2"):

@@ -96,7 +96,13 @@ RL_INLINE inline void group_dots(I (&dots)[R], const uint8_t* quants, const uint
 
 template <int kFormat>
 inline void load_scale(const uint8_t* panel, size_t minima, int index, F* scale, F* minimum) {
-  if constexpr (kFormat == RL_Q4_FM || kFormat == RL_Q8_FM) {
+  if constexpr (kFormat == RL_Q4_K) {
+    const uint8_t* units = panel + size_t(index / (8 * kPanel)) * ridgeline::super_bytes(RL_Q4_K);
+    const int lane = index % kPanel, code = 2 * kPanel + index % (8 * kPanel);
+    *scale = mul(load_half(reinterpret_cast<const uint16_t*>(units) + lane), load_unsigned(units + code));
+    units += minima;
+    *minimum = mul(load_half(reinterpret_cast<const uint16_t*>(units) + lane), sub(zero(), load_unsigned(units + code)));
+  } else if constexpr (kFormat == RL_Q8_FM) {
     *scale = load(reinterpret_cast<const float*>(panel) + index);
     *minimum = load(reinterpret_cast<const float*>(panel + minima) + index);
   } else {
@@ -114,8 +120,8 @@ constexpr size_t kAhead = 8192;
 
 template <int R, int kFormat, bool kTwoLimbs>
 void quantized_tile(const uint8_t* panel, int k, const TileInputs& in, const float* bias, float* out, size_t stride, bool add_to) {
-  constexpr bool kFourBit = kFormat <= RL_Q4_FM, kOffset = kFormat == RL_Q4_H || kFormat == RL_Q8_H;
-  constexpr size_t kGroupBytes = ridgeline::group_quant_bytes(kFourBit);
+  constexpr bool kFourBit = is_four_bit(kFormat), kOffset = kFormat == RL_Q4_H || kFormat == RL_Q8_H;
+  constexpr size_t kGroupBytes = ridgeline::group_quant_bytes(kFormat);
   const size_t minima = ridgeline::minima_offset(kFormat, k);
   const int groups = k / kGroup;
   const size_t share = ridgeline::panel_bytes(kFormat, k) / size_t(groups);
@@ -151,6 +157,56 @@ void quantized_tile(const uint8_t* panel, int k, const TileInputs& in, const flo
   }
 }
 
+// Σ (q - 32) · x of the 16 inputs of half a group, for one limb.
+template <int R, int kHalf>
+RL_INLINE inline void six_bit_dots(I (&dots)[R], const uint8_t* quants, const uint8_t* x) {
+  Bytes ones;
+  std::memset(&ones, 1, sizeof ones);
+  I sums[R];
+  repeat<R>([&](auto r) RL_INLINE { sums[r] = zero_int(); });
+  const Bytes uppers = load_bytes(quants + (4 + kHalf) * kPanel * 4);
+  repeat<2>([&](auto j) RL_INLINE {
+    const Bytes w = load_bytes(quants + (2 * kHalf + j) * kPanel * 4);
+    const Bytes low = six_bits<2 * j>(low_nibbles(w), uppers), high = six_bits<2 * j + 1>(high_nibbles(w), uppers);
+    repeat<R>([&](auto r) RL_INLINE {
+      const uint8_t *first = x + ((4 * kHalf + 2 * j) * R + r) * 4, *second = first + R * 4;
+      dots[r] = dot(dot(dots[r], low, first), high, second);
+      sums[r] = dot(dot(sums[r], ones, first), ones, second);
+    });
+  });
+  repeat<R>([&](auto r) RL_INLINE { dots[r] = sub_int(dots[r], shift_left(sums[r], 5)); });
+}
+
+// Scales of 16 weights. For the sets that have no kernel of their own for it: the sums of inputs are computed again and again.
+template <int R, bool kTwoLimbs>
+void six_bit_tile(const uint8_t* panel, int k, const TileInputs& in, const float* bias, float* out, size_t stride, bool add_to) {
+  for (int lane = 0; lane < kPanel; lane += kLanes) {
+    const uint8_t* quants = panel + ridgeline::quants_offset(RL_Q6_K, k) + lane * 4;
+    F acc[R];
+    repeat<R>([&](auto r) RL_INLINE { acc[r] = zero(); });
+    for (int g = 0; g < k / kGroup; g++, quants += ridgeline::group_quant_bytes(RL_Q6_K)) {
+      const uint8_t* units = panel + size_t(g / 8) * ridgeline::super_bytes(RL_Q6_K);
+      const uint8_t* codes = units + (2 + g % 8 * 2) * kPanel + lane;
+      F parts[R];
+      repeat<R>([&](auto r) RL_INLINE { parts[r] = zero(); });
+      repeat<2>([&](auto half) RL_INLINE {
+        I dots[R];
+        repeat<R>([&](auto r) RL_INLINE { dots[r] = zero_int(); });
+        six_bit_dots<R, half>(dots, quants, in.high + size_t(g) * kGroup * R);
+        if constexpr (kTwoLimbs) {
+          repeat<R>([&](auto r) RL_INLINE { dots[r] = shift_left(dots[r], 7); });
+          six_bit_dots<R, half>(dots, quants, in.low + size_t(g) * kGroup * R);
+        }
+        const F code = load_signed(codes + half * kPanel);
+        repeat<R>([&](auto r) RL_INLINE { parts[r] = fma(to_float(dots[r]), code, parts[r]); });
+      });
+      const F unit = load_half(reinterpret_cast<const uint16_t*>(units) + lane);
+      repeat<R>([&](auto r) RL_INLINE { acc[r] = fma(parts[r], mul(unit, set(in.scales[g * R + r])), acc[r]); });
+    }
+    finish<R>(acc, bias, lane, out, stride, add_to);
+  }
+}
+
 // One scale per output, one per input row: the group sums are only there to correct for the offset of 128.
 template <int R>
 void channel_tile(const uint8_t* panel, int k, const TileInputs& in, const float* bias, float* out, size_t stride, bool add_to) {
@@ -160,7 +216,7 @@ void channel_tile(const uint8_t* panel, int k, const TileInputs& in, const float
     F acc[R];
     float total[R];
     repeat<R>([&](auto r) RL_INLINE { acc[r] = zero(), total[r] = 0.0f; });
-    for (int g = 0; g < groups; g++, quants += ridgeline::group_quant_bytes(false)) {
+    for (int g = 0; g < groups; g++, quants += ridgeline::group_quant_bytes(RL_Q8_C)) {
       I dots[R];
       repeat<R>([&](auto r) RL_INLINE { dots[r] = zero_int(); });
       group_dots<R, false>(dots, quants, in.high + size_t(g) * kGroup * R);
@@ -186,9 +242,10 @@ TileKernel tile_kernel(int format, bool two_limbs) {
     case RL_BF16: return bf16_tile<R>;
     case RL_Q4_H: return two_limbs ? quantized_tile<R, RL_Q4_H, true> : quantized_tile<R, RL_Q4_H, false>;
     case RL_Q4_HM: return two_limbs ? quantized_tile<R, RL_Q4_HM, true> : quantized_tile<R, RL_Q4_HM, false>;
-    case RL_Q4_FM: return two_limbs ? quantized_tile<R, RL_Q4_FM, true> : quantized_tile<R, RL_Q4_FM, false>;
+    case RL_Q4_K: return two_limbs ? quantized_tile<R, RL_Q4_K, true> : quantized_tile<R, RL_Q4_K, false>;
     case RL_Q8_H: return two_limbs ? quantized_tile<R, RL_Q8_H, true> : quantized_tile<R, RL_Q8_H, false>;
     case RL_Q8_FM: return two_limbs ? quantized_tile<R, RL_Q8_FM, true> : quantized_tile<R, RL_Q8_FM, false>;
+    case RL_Q6_K: return two_limbs ? six_bit_tile<R, true> : six_bit_tile<R, false>;
     default: return channel_tile<R>;
   }
 }

@@ -20,7 +20,7 @@ constexpr int kRowsForExpandedTiles = 48;
 constexpr int kRowsForTiles = 6;
 
 inline bool amx_pays(int format, int rows) {
-  if (format == RL_F32) return false;
+  if (format == RL_F32 || format == RL_Q6_K) return false;
   return rows >= (format == RL_BF16 || format == RL_Q8_C ? kRowsForTiles : kRowsForExpandedTiles);
 }
 
@@ -47,7 +47,7 @@ inline void expand_quad(I quads, F scale, F minimum, uint8_t* out) {
 
 template <int kFormat>
 void expand_panel(const uint8_t* panel, int k, uint8_t* out) {
-  constexpr bool kFourBit = kFormat <= RL_Q4_FM;
+  constexpr bool kFourBit = is_four_bit(kFormat);
   const size_t minima = ridgeline::minima_offset(kFormat, k);
   const uint8_t* quants = panel + ridgeline::quants_offset(kFormat, k);
   for (int g = 0; g < k / kGroup; g++) {
@@ -57,7 +57,7 @@ void expand_panel(const uint8_t* panel, int k, uint8_t* out) {
       const Bytes w = load_bytes(quants + (kFourBit ? quad / 2 : quad) * kPanel * 4);
       expand_quad(!kFourBit ? w : quad % 2 ? high_nibbles(w) : low_nibbles(w), scale, minimum, out);
     }
-    quants += ridgeline::group_quant_bytes(kFourBit);
+    quants += ridgeline::group_quant_bytes(kFormat);
   }
 }
 
@@ -68,7 +68,7 @@ inline const uint8_t* bf16_panel(const rl_matrix& m, int index, int k, uint8_t* 
     case RL_BF16: return panel;
     case RL_Q4_H: expand_panel<RL_Q4_H>(panel, k, scratch); break;
     case RL_Q4_HM: expand_panel<RL_Q4_HM>(panel, k, scratch); break;
-    case RL_Q4_FM: expand_panel<RL_Q4_FM>(panel, k, scratch); break;
+    case RL_Q4_K: expand_panel<RL_Q4_K>(panel, k, scratch); break;
     case RL_Q8_H: expand_panel<RL_Q8_H>(panel, k, scratch); break;
     default: expand_panel<RL_Q8_FM>(panel, k, scratch); break;
   }

@@ -92,10 +92,24 @@ RL_INLINE inline void group_totals(I (&totals)[V][R], const uint8_t* quants, con
   }
 }
 
+// Scales and minima of a panel as floats, [k / 32][2][16]: made once where several tiles read them.
+template <int kFormat>
+void expand_scales(const uint8_t* panel, int k, float* out) {
+  const size_t minima = ridgeline::minima_offset(kFormat, k);
+  for (int g = 0; g < k / kGroup; g++, out += 2 * kPanel)
+    repeat<kHalves>([&](auto half) RL_INLINE {
+      F scale, minimum;
+      load_scale<kFormat>(panel, minima, g * kPanel + half * kLanes, &scale, &minimum);
+      store(out + half * kLanes, scale), store(out + kPanel + half * kLanes, minimum);
+    });
+}
+inline size_t expanded_scales_bytes(int k) { return size_t(k / kGroup) * 2 * kPanel * sizeof(float); }
+constexpr int kTilesForExpandedScales = 3;
+
 template <int R, int kFormat, bool kTwoLimbs>
 void pair_tile(const uint8_t* panel, int k, const TileInputs& in, const float* bias, float* out, size_t stride, bool add_to,
-               Ahead ahead) {
-  constexpr bool kFourBit = kFormat <= RL_Q4_FM, kOffset = kFormat == RL_Q4_H || kFormat == RL_Q8_H;
+               Ahead ahead, const float* expanded) {
+  constexpr bool kFourBit = is_four_bit(kFormat), kOffset = kFormat == RL_Q4_H || kFormat == RL_Q8_H;
   constexpr int V = R * (kFourBit ? 1 : 2) <= kPairSums / 2 ? 2 : 1;  // vectors of outputs at once
   const size_t minima = ridgeline::minima_offset(kFormat, k);
   const int groups = k / kGroup;
@@ -113,7 +127,10 @@ void pair_tile(const uint8_t* panel, int k, const TileInputs& in, const float* b
       repeat<V>([&](auto v) RL_INLINE {
         constexpr int half = step * V + v;
         F scale, minimum;
-        load_scale<kFormat>(panel, minima, g * kPanel + half * kLanes, &scale, &minimum);
+        if (kFormat == RL_Q4_K && expanded)
+          scale = load(expanded + g * 2 * kPanel + half * kLanes), minimum = load(expanded + (g * 2 + 1) * kPanel + half * kLanes);
+        else
+          load_scale<kFormat>(panel, minima, g * kPanel + half * kLanes, &scale, &minimum);
         repeat<R>([&](auto r) RL_INLINE {
           if constexpr (kOffset) totals[v][r] = add_int(totals[v][r], set_int(load_dword(sums + r)));
           acc[half][r] = fma(to_float(totals[v][r]), mul(scale, set(scales[r])), acc[half][r]);
@@ -121,21 +138,102 @@ void pair_tile(const uint8_t* panel, int k, const TileInputs& in, const float* b
         });
       });
     });
-    quants += ridgeline::group_quant_bytes(kFourBit), x[0] += kGroup * R, x[1] += kGroup * R, scales += R, sums += R;
+    quants += ridgeline::group_quant_bytes(kFormat), x[0] += kGroup * R, x[1] += kGroup * R, scales += R, sums += R;
   }
   repeat<kHalves>([&](auto half) RL_INLINE { finish<R>(acc[half], bias, half * kLanes, out, stride, add_to); });
 }
 
-using PairKernel = void (*)(const uint8_t*, int, const TileInputs&, const float*, float*, size_t, bool, Ahead);
+// ---- six bits: a scale for 16 weights ----
+
+// Weights less 32 are -32 … 31: their sizes are multiplied with the inputs under the weights' signs. Four pairs are at most
+// 4 · 2 · 32 · 127 = 32,512 in size, and are widened by the 16 weights' scale itself. A group's sum of integers is at most
+// 2 · 16 · 32 · 16,256 · 128 < 2^31 in size.
+RL_INLINE inline void add_signed_pairs(I& sums, Bytes weights, Bytes sizes, I inputs) {
+  I pairs;
+  asm volatile("vpsignb %2, %4, %1\n\tvpmaddubsw %1, %3, %1\n\tvpaddw %1, %0, %0"
+               : "+x"(sums), "=&x"(pairs) : "x"(weights), "x"(sizes), "x"(inputs));
+}
+
+// Scales of 8 outputs, each in both halves of its lane.
+inline I load_codes(const uint8_t* codes) {
+  const I wide = _mm256_cvtepi8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(codes)));
+  return _mm256_shufflehi_epi16(_mm256_shufflelo_epi16(wide, 0xa0), 0xa0);
+}
+
+// Adds scale · Σ (q - 32) · x of half a group to totals, for L limbs. codes: scales; those of the first of two limbs are times 128.
+template <int R, int V, int L, int kHalf>
+RL_INLINE inline void add_six_bits(I (&totals)[V][R], const uint8_t* quants, const uint8_t* const* x, const I (&codes)[L][V]) {
+  I sums[L][V][R];
+  repeat<L * V * R>([&](auto i) RL_INLINE { sums[i / (V * R)][i / R % V][i % R] = zero_int(); });
+  repeat<4>([&](auto quad) RL_INLINE {
+    Bytes weights[V], sizes[V];
+    repeat<V>([&](auto v) RL_INLINE {
+      const Bytes w = load_bytes(quants + (2 * kHalf + quad / 2) * kPanel * 4 + v * 32);
+      const Bytes uppers = load_bytes(quants + (4 + kHalf) * kPanel * 4 + v * 32);
+      const Bytes six = six_bits<quad>(quad % 2 ? high_nibbles(w) : low_nibbles(w), uppers);
+      weights[v] = _mm256_sub_epi8(six, _mm256_set1_epi8(32));
+      sizes[v] = _mm256_abs_epi8(weights[v]);
+    });
+    repeat<L * R>([&](auto i) RL_INLINE {
+      const I inputs = broadcast(x[i / R] + ((4 * kHalf + quad) * R + i % R) * 4);
+      repeat<V>([&](auto v) RL_INLINE { add_signed_pairs(sums[i / R][v][i % R], weights[v], sizes[v], inputs); });
+    });
+  });
+  repeat<L * V * R>([&](auto i) RL_INLINE {
+    constexpr int limb = i / (V * R), v = i / R % V, r = i % R;
+    totals[v][r] = add_int(totals[v][r], _mm256_madd_epi16(sums[limb][v][r], codes[limb][v]));
+  });
+}
+
+template <int R, bool kTwoLimbs>
+void six_bit_pair_tile(const uint8_t* panel, int k, const TileInputs& in, const float* bias, float* out, size_t stride, bool add_to,
+                       Ahead ahead, const float*) {
+  constexpr int L = kTwoLimbs ? 2 : 1, V = R <= 2 ? 2 : 1;
+  const int groups = k / kGroup;
+  const size_t share = (ahead.bytes + size_t(groups) - 1) / size_t(groups);
+  const uint8_t *quants = panel + ridgeline::quants_offset(RL_Q6_K, k), *asked = ahead.from;
+  const uint8_t* x[2] = {in.high, in.low};
+  const float* scales = in.scales;
+  F acc[kHalves][R];
+  repeat<kHalves * R>([&](auto i) RL_INLINE { acc[i / R][i % R] = zero(); });
+  for (int g = 0; g < groups; g++) {
+    for (ahead.from += share; asked < ahead.from; asked += 64) prefetch(asked);
+    const uint8_t* units = panel + size_t(g / 8) * ridgeline::super_bytes(RL_Q6_K);
+    repeat<kHalves / V>([&](auto step) RL_INLINE {
+      I totals[V][R];
+      repeat<V * R>([&](auto i) RL_INLINE { totals[i / R][i % R] = zero_int(); });
+      repeat<2>([&](auto half) RL_INLINE {
+        I codes[L][V];
+        repeat<V>([&](auto v) RL_INLINE {
+          codes[L - 1][v] = load_codes(units + (2 + g % 8 * 2 + half) * kPanel + (step * V + v) * kLanes);
+          if constexpr (L == 2) codes[0][v] = _mm256_slli_epi16(codes[1][v], 7);
+        });
+        add_six_bits<R, V, L, half>(totals, quants + step * V * 32, x, codes);
+      });
+      repeat<V>([&](auto v) RL_INLINE {
+        constexpr int half = step * V + v;
+        const F unit = load_half(reinterpret_cast<const uint16_t*>(units) + half * kLanes);
+        repeat<R>([&](auto r) RL_INLINE {
+          acc[half][r] = fma(to_float(totals[v][r]), mul(unit, set(scales[r])), acc[half][r]);
+        });
+      });
+    });
+    quants += ridgeline::group_quant_bytes(RL_Q6_K), x[0] += kGroup * R, x[1] += kGroup * R, scales += R;
+  }
+  repeat<kHalves>([&](auto half) RL_INLINE { finish<R>(acc[half], bias, half * kLanes, out, stride, add_to); });
+}
+
+using PairKernel = void (*)(const uint8_t*, int, const TileInputs&, const float*, float*, size_t, bool, Ahead, const float*);
 
 template <int R>
 PairKernel pair_kernel(int format, bool two_limbs) {
   switch (format) {
     case RL_Q4_H: return two_limbs ? pair_tile<R, RL_Q4_H, true> : pair_tile<R, RL_Q4_H, false>;
     case RL_Q4_HM: return two_limbs ? pair_tile<R, RL_Q4_HM, true> : pair_tile<R, RL_Q4_HM, false>;
-    case RL_Q4_FM: return two_limbs ? pair_tile<R, RL_Q4_FM, true> : pair_tile<R, RL_Q4_FM, false>;
+    case RL_Q4_K: return two_limbs ? pair_tile<R, RL_Q4_K, true> : pair_tile<R, RL_Q4_K, false>;
     case RL_Q8_H: return two_limbs ? pair_tile<R, RL_Q8_H, true> : pair_tile<R, RL_Q8_H, false>;
-    default: return two_limbs ? pair_tile<R, RL_Q8_FM, true> : pair_tile<R, RL_Q8_FM, false>;
+    case RL_Q8_FM: return two_limbs ? pair_tile<R, RL_Q8_FM, true> : pair_tile<R, RL_Q8_FM, false>;
+    default: return two_limbs ? six_bit_pair_tile<R, true> : six_bit_pair_tile<R, false>;
   }
 }
 
@@ -147,16 +245,19 @@ PairKernel pair_kernel_of(int rows, int format, bool two_limbs) {
 
 // The product of a panel of quantized weights with group scales; as panel_product.
 inline void pair_panel_product(const rl_matrix& m, int panel, const Inputs& in, int first, int end, float* out, size_t stride,
-                               bool add_to) {
+                               bool add_to, uint8_t* scratch) {
   const size_t bytes = ridgeline::panel_bytes(m.format, m.k);
   const uint8_t* data = m.data + size_t(panel) * bytes;
   const float* bias = m.bias ? m.bias + panel * kPanel : nullptr;
+  float* expanded = nullptr;
+  if (m.format == RL_Q4_K && end - first >= kTilesForExpandedScales)
+    expand_scales<RL_Q4_K>(data, in.k, expanded = reinterpret_cast<float*>(scratch));
   for (int tile = first; tile < end; tile++) {
     // One pass asks for what is a few kilobytes ahead of it. Of several, each asks for its part of the next panel.
     const size_t part = bytes / size_t(end - first);
     const Ahead ahead = end - first == 1 ? Ahead{data + kAhead, bytes} : Ahead{data + bytes + size_t(tile - first) * part, part};
     pair_kernel_of<kLinearRows>(in.tiling.size(tile), m.format, has_two_limbs(in.kind))(
-        data, in.k, tile_inputs(in, tile), bias, out + size_t(in.tiling.first(tile)) * stride, stride, add_to, ahead);
+        data, in.k, tile_inputs(in, tile), bias, out + size_t(in.tiling.first(tile)) * stride, stride, add_to, ahead, expanded);
   }
 }
 

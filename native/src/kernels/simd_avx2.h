@@ -60,6 +60,14 @@ inline F inside(F value, int base, int first, int last, float other) {
 inline Bytes load_bytes(const uint8_t* p) { return _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)); }
 inline Bytes low_nibbles(Bytes a) { return _mm256_and_si256(a, _mm256_set1_epi8(15)); }
 inline Bytes high_nibbles(Bytes a) { return _mm256_and_si256(_mm256_srli_epi16(a, 4), _mm256_set1_epi8(15)); }
+// Quads of six bits: the nibbles, and two bits from position 2 · kPlace of `uppers`.
+template <int kPlace>
+inline Bytes six_bits(Bytes nibbles, Bytes uppers) {
+  const I moved = kPlace < 2 ? _mm256_slli_epi16(uppers, 4 - 2 * kPlace) : _mm256_srli_epi16(uppers, 2 * kPlace - 4);
+  return _mm256_or_si256(nibbles, _mm256_and_si256(moved, _mm256_set1_epi8(0x30)));
+}
+inline F load_unsigned(const uint8_t* p) { return to_float(_mm256_cvtepu8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(p)))); }
+inline F load_signed(const uint8_t* p) { return to_float(_mm256_cvtepi8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(p)))); }
 // Weights must be below 129: two products of a larger byte would overflow the 16 bits they are added in. Kernels give
 // whole bytes as two nibbles.
 constexpr bool kDotTakesBytes = false;

@@ -51,6 +51,14 @@ inline F inside(F value, int base, int first, int last, float other) {
 inline Bytes load_bytes(const uint8_t* p) { return _mm512_loadu_si512(p); }
 inline Bytes low_nibbles(Bytes a) { return _mm512_and_si512(a, _mm512_set1_epi8(15)); }
 inline Bytes high_nibbles(Bytes a) { return _mm512_and_si512(_mm512_srli_epi16(a, 4), _mm512_set1_epi8(15)); }
+// Quads of six bits: the nibbles, and two bits from position 2 · kPlace of `uppers`.
+template <int kPlace>
+inline Bytes six_bits(Bytes nibbles, Bytes uppers) {
+  const I moved = kPlace < 2 ? _mm512_slli_epi16(uppers, kPlace < 2 ? 4 - 2 * kPlace : 0) : _mm512_srli_epi16(uppers, kPlace < 2 ? 0 : 2 * kPlace - 4);
+  return _mm512_or_si512(nibbles, _mm512_and_si512(moved, _mm512_set1_epi8(0x30)));
+}
+inline F load_unsigned(const uint8_t* p) { return to_float(_mm512_cvtepu8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p)))); }
+inline F load_signed(const uint8_t* p) { return to_float(_mm512_cvtepi8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p)))); }
 // acc[lane] += Σ of 4 unsigned weights · 4 signed inputs; the inputs, a dword in memory, are the same for every lane.
 // In assembler: GCC 12 knows no broadcast from memory for these two and would spend a register and an instruction on it.
 constexpr bool kDotTakesBytes = true;

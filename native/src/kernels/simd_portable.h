@@ -67,6 +67,10 @@ inline Bytes load_bytes(const uint8_t* p) {
 }
 inline Bytes low_nibbles(Bytes a) { return a & 15; }
 inline Bytes high_nibbles(Bytes a) { return a >> 4; }
+template <int kPlace>
+inline Bytes six_bits(Bytes nibbles, Bytes uppers) { return nibbles | (((uppers >> (2 * kPlace)) & 3) << 4); }
+inline F load_unsigned(const uint8_t* p) { return F{float(p[0]), float(p[1]), float(p[2]), float(p[3])}; }
+inline F load_signed(const uint8_t* p) { return F{float(int8_t(p[0])), float(int8_t(p[1])), float(int8_t(p[2])), float(int8_t(p[3]))}; }
 constexpr bool kDotTakesBytes = true;
 #if defined(__SSE2__)  // every x86-64: pairs of 16-bit products are added in one instruction
 inline I dot(I acc, Bytes weights, const uint8_t* inputs) {

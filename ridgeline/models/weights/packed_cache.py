@@ -25,13 +25,14 @@ import numpy as np
 from ridgeline.machine import cache_dir
 from ridgeline.models.files.checkpoint_files import shard_paths, weights_file
 from ridgeline.models.spec.model_spec import ModelSpec
+from ridgeline.models.weights.packed_formats import SIX_BIT_ISAS
 from ridgeline.models.weights.packed_file import DamagedFile, Header, PackedImage, read_header, read_image
 from ridgeline.ops.cpu.interface import ABI_VERSION
-from ridgeline.ops.cpu.library import Format, pack_float
+from ridgeline.ops.cpu.library import Format, choose_isa, pack_float
 
 _Found = TypeVar("_Found")
 
-PACKED_VERSION = 2  # raised with every change to the packing, so that older entries are packed again
+PACKED_VERSION = 3  # raised with every change to the packing, so that older entries are packed again
 MAX_CACHE_BYTES = 64 << 30
 LEFT_FREE_BYTES = 1 << 30  # of the disk: the cache must not fill it
 MIN_ENTRY_BYTES = 8 << 20  # smaller ones are packed quickly
@@ -58,6 +59,7 @@ def source_key(path: Path, spec: ModelSpec, weights: str) -> Key:
         "abi": ABI_VERSION,
         "layout": _layout_fingerprint(),
         "weights": weights,
+        "six_bits": choose_isa() in SIX_BIT_ISAS,
         "family": spec.family,
         "norm_offset": spec.norm.offset,
         "files": [_fingerprint(each) for each in files],

@@ -1,8 +1,8 @@
 """Chooses the packed format of a matrix, from the user's setting and the types of its stored tensors.
 
 "auto" keeps the stored precision, in the smallest format that holds all of a matrix's tensors without loss.
-K-quants with scales per 16 weights have no such format and become 8-bit groups of 32, whose rounding
-error is a small part of the K-quant's. Called by `packing`; does not read files or bytes.
+K-quants with scales per 16 weights have no such format, except Q6_K on some instruction sets. They become
+8-bit groups of 32, whose rounding error is a small part of the K-quant's. Called by `packing`; does not read files or bytes.
 """
 
 from __future__ import annotations
@@ -18,23 +18,27 @@ FORMAT_NAMES = {
     Format.BF16: "bfloat16",
     Format.Q4_H: "int4 (Q4_0)",
     Format.Q4_HM: "int4 (Q4_1)",
-    Format.Q4_FM: "int4 (Q4_K)",
+    Format.Q4_K: "int4 (Q4_K)",
+    Format.Q6_K: "int6 (Q6_K)",
     Format.Q8_H: "int8",
     Format.Q8_FM: "int8 with minima",
     Format.Q8_C: "int8 per channel",
 }
 
-_SMALLEST_FIRST = (Format.Q4_H, Format.Q4_HM, Format.Q4_FM, Format.Q8_H, Format.Q8_FM)
+_SMALLEST_FIRST = (Format.Q4_H, Format.Q4_HM, Format.Q4_K, Format.Q6_K, Format.Q8_H, Format.Q8_FM)
+# The instruction sets that multiply six bits faster than eight. The others round Q6_K to 8 bits.
+SIX_BIT_ISAS = ("avx2",)
 
 # Without loss: stored type → format → the GGUF type whose blocks the library packs into it. If that is
 # another type, `reblock` rewrites the blocks.
 LOSSLESS: dict[str, dict[Format, str]] = {
     "Q4_0": {Format.Q4_H: "Q4_0", Format.Q8_H: "Q8_0", Format.Q8_FM: "Q5_0"},
     "Q4_1": {Format.Q4_HM: "Q4_1", Format.Q8_FM: "Q5_1"},
-    "Q4_K": {Format.Q4_FM: "Q4_K", Format.Q8_FM: "Q5_K"},
+    "Q4_K": {Format.Q4_K: "Q4_K", Format.Q8_FM: "Q5_K"},
     "Q5_0": {Format.Q8_H: "Q8_0", Format.Q8_FM: "Q5_0"},
     "Q5_1": {Format.Q8_FM: "Q5_1"},
     "Q5_K": {Format.Q8_FM: "Q5_K"},
+    "Q6_K": {Format.Q6_K: "Q6_K"},
     "Q8_0": {Format.Q8_H: "Q8_0"},
     "MXFP4": {Format.Q8_H: "Q8_0"},
 }
@@ -47,17 +51,18 @@ _NEARLY: dict[str, tuple[Format, ...]] = {
 }
 _EXACT_FLOATS: dict[Format, tuple[str, ...]] = {
     Format.BF16: ("BF16", "MXFP4"),
-    Format.F32: ("F32", "F16", "BF16", *LOSSLESS, "Q6_K", "Q3_K", "Q2_K"),
+    Format.F32: ("F32", "F16", "BF16", *LOSSLESS, "Q3_K", "Q2_K"),
 }
 
 
-def choose_format(policy: str, stored: Collection[str], *, outermost: bool) -> Format:
+def choose_format(policy: str, stored: Collection[str], *, outermost: bool, isa: str) -> Format:
     """The format of a matrix made of tensors with the `stored` types.
 
     outermost: the embedding and the LM head, which keep 8 bits and group scales where layers have less.
+    isa:       the instruction set that will compute it
     """
     if policy == "auto":
-        return _kept(stored)
+        return _kept(stored, isa)
     if policy == "float32":
         return Format.F32
     if policy == "bfloat16":
@@ -67,8 +72,8 @@ def choose_format(policy: str, stored: Collection[str], *, outermost: bool) -> F
     if policy == "int8-channel":
         return Format.Q8_C
     if policy == "int4":
-        kept = _kept(stored)  # four bits already: quantizing again could only lose precision
-        return kept if kept in (Format.Q4_H, Format.Q4_FM) else Format.Q4_HM
+        kept = _kept(stored, isa)  # four bits already: quantizing again could only lose precision
+        return kept if kept in (Format.Q4_H, Format.Q4_K) else Format.Q4_HM
     raise ValueError(f"unknown weights setting {policy!r}; use one of {', '.join(POLICIES)}")
 
 
@@ -76,8 +81,10 @@ def is_lossless(stored: str, format: Format) -> bool:
     return format in LOSSLESS.get(stored, {}) or stored in _EXACT_FLOATS.get(format, ())
 
 
-def _kept(stored: Collection[str]) -> Format:
+def _kept(stored: Collection[str], isa: str) -> Format:
     for format in _SMALLEST_FIRST:
+        if format == Format.Q6_K and isa not in SIX_BIT_ISAS:
+            continue
         if all(format in LOSSLESS.get(kind, {}) or format in _NEARLY.get(kind, ()) for kind in stored):
             return format
     return Format.BF16

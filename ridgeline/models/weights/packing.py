@@ -37,7 +37,8 @@ _LARGEST = {
     Format.BF16: 3.3895313e38,
     Format.Q4_H: 7 * _LARGEST_HALF,
     Format.Q4_HM: _LARGEST_HALF,
-    Format.Q4_FM: 1e38,
+    Format.Q4_K: 60 * _LARGEST_HALF,
+    Format.Q6_K: 4000 * _LARGEST_HALF,
     Format.Q8_H: 127 * _LARGEST_HALF,
     Format.Q8_FM: 1e38,
     Format.Q8_C: 1e38,
@@ -68,7 +69,9 @@ class FusedMatrix:
         self.parts = [_part(source, piece, places[piece]) for piece in fused.parts]
         stored = [part.type for part in self.parts]
         self.format = (
-            Format.F32 if fused.is_router else choose_format(policy, stored, outermost=fused.is_outermost)
+            Format.F32
+            if fused.is_router
+            else choose_format(policy, stored, outermost=fused.is_outermost, isa=library.choose_isa())
         )
         self._source = source
         self._rows = fused.rows()

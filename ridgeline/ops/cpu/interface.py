@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
-ABI_VERSION = 5  # RL_ABI_VERSION
+ABI_VERSION = 6  # RL_ABI_VERSION
 ALIGNMENT = 64  # bytes; of every packed matrix
 
 _SUFFIX = "dylib" if platform.system() == "Darwin" else "so"
@@ -39,10 +39,11 @@ class Format(IntEnum):
     BF16 = 1
     Q4_H = 2
     Q4_HM = 3
-    Q4_FM = 4
+    Q4_K = 4
     Q8_H = 5
     Q8_FM = 6
     Q8_C = 7
+    Q6_K = 8
 
 
 class KvFormat(IntEnum):

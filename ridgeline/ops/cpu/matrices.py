@@ -50,8 +50,9 @@ GGUF_TYPES = {  # by GGUF's type number
     6: GgufBlocks(32, 22, Format.Q8_FM),  # Q5_0
     7: GgufBlocks(32, 24, Format.Q8_FM),  # Q5_1
     8: GgufBlocks(32, 34, Format.Q8_H),  # Q8_0
-    12: GgufBlocks(256, 144, Format.Q4_FM),  # Q4_K
+    12: GgufBlocks(256, 144, Format.Q4_K),  # Q4_K
     13: GgufBlocks(256, 176, Format.Q8_FM),  # Q5_K
+    14: GgufBlocks(256, 210, Format.Q6_K),  # Q6_K
 }
 
 
