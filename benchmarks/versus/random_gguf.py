@@ -16,7 +16,9 @@ import numpy as np
 
 BLOCK_WEIGHTS, BLOCK_BYTES = 32, 18  # Q4_0: a half-precision scale, then 32 nibbles
 WEIGHT_STD = 0.02  # as models are initialised: activations stay finite through all layers
-NIBBLE_STD = (255 / 12) ** 0.5  # of a uniform 4-bit value
+NIBBLE_STD = 17.5**0.5  # of a uniform 4-bit value of -7 … 7, with 0 twice
+# Of WEIGHT_STD, for the matrices that add to the residual stream of a model with experts: tokens stay unlike each other.
+ADDED_SHARE = 0.02
 BYTE_TOKENS = 256
 
 
@@ -98,8 +100,10 @@ def write_random_gguf(shape: Shape, path: Path, seed: int = 0) -> Path:
     writer.write_kv_data_to_file()
     writer.write_ti_data_to_file()
     rng = np.random.default_rng(seed)
-    for *stack, columns in shape.matrices().values():
-        writer.write_tensor_data(random_q4_0(rng, math.prod(stack), columns))
+    for name, (*stack, columns) in shape.matrices().items():
+        adds = shape.experts and ("attn_output" in name or "ffn_down" in name)
+        std = WEIGHT_STD * (ADDED_SHARE if adds else 1.0)
+        writer.write_tensor_data(random_q4_0(rng, math.prod(stack), columns, std))
     for _ in shape.routers():
         writer.write_tensor_data(rng.normal(0, WEIGHT_STD, router).astype(np.float32))
     for _ in shape.norms():
@@ -109,14 +113,16 @@ def write_random_gguf(shape: Shape, path: Path, seed: int = 0) -> Path:
     return path
 
 
-def random_q4_0(rng: np.random.Generator, rows: int, columns: int) -> np.ndarray:
-    """Random nibbles with scales around the one that gives WEIGHT_STD: bytes [rows, row_bytes]."""
+def random_q4_0(rng: np.random.Generator, rows: int, columns: int, std: float) -> np.ndarray:
+    """Random nibbles with scales around the one that gives `std`: bytes [rows, row_bytes]."""
     blocks = np.empty((rows * columns // BLOCK_WEIGHTS, BLOCK_BYTES), np.uint8)
-    scales = rng.uniform(0.8, 1.2, len(blocks)) * (WEIGHT_STD / NIBBLE_STD)
+    scales = rng.uniform(0.8, 1.2, len(blocks)) * (std / NIBBLE_STD)
     blocks[:, :2] = scales.astype(np.float16)[:, None].view(np.uint8)
-    blocks[:, 2:] = np.frombuffer(rng.bytes(len(blocks) * (BLOCK_BYTES - 2)), np.uint8).reshape(
-        len(blocks), -1
-    )
+    nibbles = rng.integers(0, 256, (len(blocks), BLOCK_BYTES - 2), np.uint8)
+    # No -8: weights whose mean is not 0 would make all tokens alike, and all of them would choose the same experts.
+    nibbles[nibbles < 16] |= 0x80
+    nibbles[nibbles % 16 == 0] |= 0x08
+    blocks[:, 2:] = nibbles
     return blocks.reshape(rows, -1)
 
 
