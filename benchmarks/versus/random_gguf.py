@@ -17,7 +17,8 @@ import numpy as np
 BLOCK_WEIGHTS, BLOCK_BYTES = 32, 18  # Q4_0: a half-precision scale, then 32 nibbles
 WEIGHT_STD = 0.02  # as models are initialised: activations stay finite through all layers
 NIBBLE_STD = 17.5**0.5  # of a uniform 4-bit value of -7 … 7, with 0 twice
-# Of WEIGHT_STD, for the matrices that add to the residual stream of a model with experts: tokens stay unlike each other.
+# Of WEIGHT_STD, for the matrices that add to the residual stream of a model with experts: tokens stay
+# unlike each other.
 ADDED_SHARE = 0.02
 BYTE_TOKENS = 256
 
@@ -58,7 +59,7 @@ class Shape:
             for name, size in of_layer.items()
         }
         ends = ("token_embd.weight",) if self.tied else ("token_embd.weight", "output.weight")
-        return {**{name: (self.vocab, self.hidden) for name in ends}, **layers}
+        return {**dict.fromkeys(ends, (self.vocab, self.hidden)), **layers}
 
     def routers(self) -> list[str]:
         return [f"blk.{layer}.ffn_gate_inp.weight" for layer in range(self.layers) if self.experts]
@@ -73,7 +74,8 @@ TINYLLAMA = Shape(
 )
 
 GRANITE_MOE = Shape(
-    "granite-1.3b-a0.4b-random", layers=24, hidden=1024, heads=16, kv_heads=8, ffn=512, vocab=49155, context=4096,
+    "granite-1.3b-a0.4b-random", layers=24, hidden=1024, heads=16, kv_heads=8, ffn=512, vocab=49155,
+    context=4096,
     architecture="granitemoe", experts=32, experts_per_token=8, tied=True,
 )  # fmt: skip
 
@@ -119,7 +121,7 @@ def random_q4_0(rng: np.random.Generator, rows: int, columns: int, std: float) -
     scales = rng.uniform(0.8, 1.2, len(blocks)) * (std / NIBBLE_STD)
     blocks[:, :2] = scales.astype(np.float16)[:, None].view(np.uint8)
     nibbles = rng.integers(0, 256, (len(blocks), BLOCK_BYTES - 2), np.uint8)
-    # No -8: weights whose mean is not 0 would make all tokens alike, and all of them would choose the same experts.
+    # No -8: weights whose mean is not 0 would make all tokens alike, with the same experts.
     nibbles[nibbles < 16] |= 0x80
     nibbles[nibbles % 16 == 0] |= 0x08
     blocks[:, 2:] = nibbles

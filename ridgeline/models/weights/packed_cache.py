@@ -25,8 +25,8 @@ import numpy as np
 from ridgeline.machine import cache_dir
 from ridgeline.models.files.checkpoint_files import shard_paths, weights_file
 from ridgeline.models.spec.model_spec import ModelSpec
-from ridgeline.models.weights.packed_formats import SIX_BIT_ISAS
 from ridgeline.models.weights.packed_file import DamagedFile, Header, PackedImage, read_header, read_image
+from ridgeline.models.weights.packed_formats import SIX_BIT_ISAS
 from ridgeline.ops.cpu.interface import ABI_VERSION
 from ridgeline.ops.cpu.library import Format, choose_isa, pack_float
 

@@ -2,7 +2,8 @@
 
 "auto" keeps the stored precision, in the smallest format that holds all of a matrix's tensors without loss.
 K-quants with scales per 16 weights have no such format, except Q6_K on some instruction sets. They become
-8-bit groups of 32, whose rounding error is a small part of the K-quant's. Called by `packing`; does not read files or bytes.
+8-bit groups of 32, whose rounding error is a small part of the K-quant's.
+Called by `packing`; does not read files or bytes.
 """
 
 from __future__ import annotations
