@@ -126,8 +126,10 @@ def format_support() -> list[FormatSupport]:
 
 
 def _read(container: str, stored: str, type_name: str) -> FormatSupport:
-    packed = choose_format("auto", (type_name,), outermost=False)
+    packed = choose_format("auto", (type_name,), outermost=False, isa="avx512")
     native = FORMAT_NAMES[packed] + ("" if is_lossless(type_name, packed) else " (rounded)")
+    if (narrow := choose_format("auto", (type_name,), outermost=False, isa="avx2")) != packed:
+        native += f"; on AVX2 {FORMAT_NAMES[narrow]}"
     cuda = "float16" if stored == "float16" else "bfloat16"
     if type_name == "MXFP4" and container == "safetensors":
         cuda = "mxfp4, as stored"
