@@ -273,7 +273,7 @@ def test_an_exhausted_device_does_less_at_a_time_and_loses_no_token():
 def test_logits_that_are_not_finite_end_their_own_sequence_alone():
     spec = replace(SPEC, tied_embeddings=False)
     weights = weights_of(spec, F32)
-    weights.embed[2] = float("nan")
+    weights.embed.tensor[2] = float("nan")
     work = [(prompt(9), greedy(4)), ([5, 2, 6], greedy(4)), (prompt(4), drawn(4, logprobs=1))]
     found = serve(cuda_runner(spec, weights, SIZES), SIZES, work)
     assert "not finite" in (found[1][0].error or "")

@@ -16,6 +16,7 @@ import tests.triton_interpreter  # noqa: F401
 from ridgeline.engine.plan.request import SamplingParams
 from ridgeline.models.spec.read_spec import read_spec
 from ridgeline.models.weights.stream import stream_weights
+from ridgeline.models.weights.torch_weights import tensors_of
 from ridgeline.ops.cuda.launch import INTERPRETED
 from ridgeline.ops.mxfp4 import Mxfp4, expanded
 from tests.gpu.engines import Sizes, Work, cuda_runner, poisoned_memory, serve, tokens_of
@@ -40,7 +41,7 @@ def test_stored_experts_have_the_values_of_expanded_ones(published: Path) -> Non
         stream_weights(published, spec, torch.bfloat16, device="cpu", stored_experts=is_stored)
         for is_stored in (True, False)
     )
-    for ours, theirs in zip(stored.layers, plain.layers, strict=True):
+    for ours, theirs in zip(tensors_of(stored).layers, tensors_of(plain).layers, strict=True):
         for name in ("experts_gate_up", "experts_down"):
             matrix = getattr(ours, name)
             assert isinstance(matrix, Mxfp4)

@@ -30,7 +30,7 @@ from ridgeline.models.spec.coverage import refusal
 from ridgeline.models.spec.model_spec import ModelSpec
 from ridgeline.models.spec.read_spec import read_spec
 from ridgeline.models.weights.stream import stream_weights
-from ridgeline.models.weights.torch_weights import DecoderWeights
+from ridgeline.models.weights.torch_weights import Weights
 from tests.gpu.collection import DEVICE, Skipped, scaled
 from tests.gpu.engines import Sizes, Work, bits_of, cuda_runner, serve
 from tests.gpu.models import DTYPES, compile_kernels, greedy
@@ -62,7 +62,7 @@ def _reference_logits(model: torch.nn.Module, prompt: list[int], output: list[in
     return logits.float()
 
 
-def _loaded(name: str, dtype: str) -> tuple[torch.nn.Module, ModelSpec, DecoderWeights]:
+def _loaded(name: str, dtype: str) -> tuple[torch.nn.Module, ModelSpec, Weights]:
     model = tiny_model(name)
     model.set_attn_implementation("eager")  # some releases compute Gemma 2 by others, without its softcap
     with tempfile.TemporaryDirectory() as folder:

@@ -7,7 +7,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field, fields, is_dataclass
+from dataclasses import dataclass, field, fields, is_dataclass, replace
 from typing import Any
 
 import torch
@@ -24,7 +24,13 @@ from ridgeline.models.decoders.reference import Decoder, allocate_kv
 from ridgeline.models.spec.ffn import Experts, Router
 from ridgeline.models.spec.model_spec import ModelSpec
 from ridgeline.models.spec.rope import RopeSpec
-from ridgeline.models.weights.torch_weights import DecoderWeights, LayerWeights, random_weights
+from ridgeline.models.weights.torch_weights import (
+    DecoderWeights,
+    LayerWeights,
+    Weight,
+    Weights,
+    random_weights,
+)
 from ridgeline.ops.backend import select_backend
 from tests.models.specs import Place, decoder_spec
 
@@ -116,7 +122,7 @@ FAMILIES = ("llama", "qwen2", "qwen3", "mistral", "gemma3", "qwen3_moe", "qwen2_
 
 def weights_of(
     spec: ModelSpec, dtype: torch.dtype, seed: int = 0, device: str | torch.device = "cpu"
-) -> DecoderWeights:
+) -> Weights:
     """Random weights whose norms differ from one."""
     weights = random_weights(spec, dtype, seed, device)
     generator = torch.Generator(device=device).manual_seed(seed)
@@ -136,12 +142,16 @@ def weights_of(
     return weights
 
 
-def on_cpu(weights: DecoderWeights) -> DecoderWeights:
+def on_cpu(weights: Weights) -> Weights:
     """The same weights for the reference."""
 
+    def moved(value: Any) -> Any:
+        if isinstance(value, Weight):
+            return replace(value, parts={name: part.cpu() for name, part in value.parts.items()})
+        return value.cpu() if isinstance(value, Tensor) else value
+
     def copied(part: Any) -> dict[str, Any]:
-        values = {name: getattr(part, name) for name in type(part).__dataclass_fields__}
-        return {name: value.cpu() if isinstance(value, Tensor) else value for name, value in values.items()}
+        return {name: moved(getattr(part, name)) for name in type(part).__dataclass_fields__}
 
     layers = [LayerWeights(**copied(layer)) for layer in weights.layers]
     parts = {**copied(weights), "layers": layers}
@@ -151,7 +161,7 @@ def on_cpu(weights: DecoderWeights) -> DecoderWeights:
 
 
 def cuda_runner(
-    spec: ModelSpec, weights: DecoderWeights, sizes: Sizes, kind: type[CudaRunner] = CudaRunner, **more: Any
+    spec: ModelSpec, weights: Weights, sizes: Sizes, kind: type[CudaRunner] = CudaRunner, **more: Any
 ) -> CudaRunner:
     return kind(
         spec=spec,
@@ -165,10 +175,10 @@ def cuda_runner(
     )
 
 
-def torch_runner(spec: ModelSpec, weights: DecoderWeights, sizes: Sizes) -> TorchRunner:
+def torch_runner(spec: ModelSpec, weights: Weights, sizes: Sizes) -> TorchRunner:
     """The reference, on the CPU, over weights that are there."""
     decoder = Decoder(spec, weights, select_backend("torch"), sizes.max_context)
-    kv = allocate_kv(spec, sizes.num_blocks, BLOCK_SIZE, weights.embed.dtype)
+    kv = allocate_kv(spec, sizes.num_blocks, BLOCK_SIZE, weights.embed.tensor.dtype)
     return TorchRunner(decoder, kv, BLOCK_SIZE, HostSampler(spec.eos_ids))
 
 

@@ -14,7 +14,7 @@ from ridgeline.engine.plan.request import SamplingParams
 from ridgeline.engine.run.cuda import warm as cuda_warm
 from ridgeline.engine.run.cuda.graphs import ladder
 from ridgeline.models.spec.model_spec import ModelSpec
-from ridgeline.models.weights.torch_weights import DecoderWeights
+from ridgeline.models.weights.torch_weights import Weights
 from ridgeline.ops.cuda.launch import INTERPRETED
 from ridgeline.ops.cuda.recording import compile_all, distinct
 from tests.gpu.collection import DEVICE, scaled
@@ -45,7 +45,7 @@ DTYPES = {"bfloat16": torch.bfloat16, "float32": torch.float32}
 
 
 @cache
-def model_weights(dtype: str) -> DecoderWeights:
+def model_weights(dtype: str) -> Weights:
     return weights_of(SPEC, DTYPES[dtype], seed=1, device=DEVICE)
 
 

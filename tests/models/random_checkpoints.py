@@ -15,12 +15,12 @@ from ridgeline.models.spec.model_spec import ModelSpec
 from ridgeline.models.spec.names import NameMap
 from ridgeline.models.weights.layout import Piece, pieces
 from ridgeline.models.weights.places import find_places
-from ridgeline.models.weights.torch_weights import DecoderWeights, random_weights, target_rows
+from ridgeline.models.weights.torch_weights import Weights, random_weights, target_rows
 
 HEAD = "lm_head.weight"
 
 
-def write_checkpoint(spec: ModelSpec, folder: Path, monkeypatch: pytest.MonkeyPatch) -> DecoderWeights:
+def write_checkpoint(spec: ModelSpec, folder: Path, monkeypatch: pytest.MonkeyPatch) -> Weights:
     """Random float32 weights in `folder`; `spec.family` is known until the test ends."""
     names = NameMap(
         top=MappingProxyType({piece.role: piece.role for piece in pieces(spec) if piece.layer is None}),

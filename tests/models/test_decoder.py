@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import math
 import random
 from dataclasses import replace
@@ -126,7 +127,8 @@ def test_mixed_batches_equal_transformers(pair: tuple[Decoder, PreTrainedModel])
 
 def test_the_reference_backend_computes_the_same(pair: tuple[Decoder, PreTrainedModel]) -> None:
     decoder, model = pair
-    plain = Decoder(decoder.spec, decoder.weights, select_backend("reference"))
+    plain = copy.copy(decoder)
+    plain.use(select_backend("reference"))
     tokens = random_tokens(40)
     assert_close(Paged(plain, [tokens]).step({0: 40})[0], expected_logits(model, tokens))
 

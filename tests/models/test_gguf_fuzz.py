@@ -22,7 +22,7 @@ from ridgeline.models.files.gguf import GgufFile
 from ridgeline.models.spec.read_spec import read_spec
 from ridgeline.models.weights.layout import pieces
 from ridgeline.models.weights.packed import load_packed
-from ridgeline.models.weights.torch_weights import load_weights
+from ridgeline.models.weights.torch_weights import load_weights, target_rows
 from ridgeline.ops.cpu.library import NativeDecoder, unpack
 from tests.models.test_dequant import random_blocks
 
@@ -149,8 +149,7 @@ def load_floats(path: Path) -> None:
     spec = read_spec(path)
     weights = load_weights(path, spec, torch.float32)
     for piece in pieces(spec):
-        owner = weights if piece.layer is None else weights.layers[piece.layer]
-        values = getattr(owner, piece.field)[piece.first_row : piece.first_row + piece.shape[0]]
+        values = target_rows(weights, piece)
         assert tuple(values.shape) == piece.shape, f"{path.name}: {piece.role}"
         assert torch.isfinite(values).all(), f"{path.name}: {piece.role}"
 

@@ -19,7 +19,7 @@ from ridgeline.models.spec.mixers import Attention
 from ridgeline.models.spec.read_spec import read_spec
 from ridgeline.models.spec.rope import RopeSpec
 from ridgeline.models.weights.packed import POLICIES, PackedDecoder, load_packed, native_refusal, plan_packed
-from ridgeline.models.weights.torch_weights import DecoderWeights, load_weights
+from ridgeline.models.weights.torch_weights import DecoderTensors, load_weights, tensors_of
 from ridgeline.ops.cpu.library import Format, PackedMatrix, available_isas, unpack
 from tests.models.test_dequant import random_blocks
 from tests.models.test_weights import rewrite
@@ -34,8 +34,8 @@ def pack(path: Path, weights: str = "auto") -> PackedDecoder:
     return load_packed(path, read_spec(path), weights, keep=False)
 
 
-def torch_weights(path: Path) -> DecoderWeights:
-    return load_weights(path, read_spec(path), torch.float32)
+def torch_weights(path: Path) -> DecoderTensors:
+    return tensors_of(load_weights(path, read_spec(path), torch.float32))
 
 
 def gate_and_up(values: np.ndarray) -> np.ndarray:
@@ -43,7 +43,7 @@ def gate_and_up(values: np.ndarray) -> np.ndarray:
     return values.reshape(-1, 2, 16, *values.shape[1:]).swapaxes(0, 1).reshape(values.shape)
 
 
-def matrices(packed: PackedDecoder, weights: DecoderWeights) -> dict[str, tuple[np.ndarray, np.ndarray]]:
+def matrices(packed: PackedDecoder, weights: DecoderTensors) -> dict[str, tuple[np.ndarray, np.ndarray]]:
     """Every matrix and bias: ours unpacked, torch's."""
     tied = packed.spec.tied_embeddings
     table = packed.table(max_context=32, num_blocks=1, max_step_tokens=1)
@@ -74,7 +74,7 @@ def matrices(packed: PackedDecoder, weights: DecoderWeights) -> dict[str, tuple[
     return pairs
 
 
-def assert_equal(packed: PackedDecoder, weights: DecoderWeights) -> None:
+def assert_equal(packed: PackedDecoder, weights: DecoderTensors) -> None:
     """Every matrix, bias and norm, bit for bit but for the sign of zero."""
     for name, (ours, theirs) in matrices(packed, weights).items():
         assert np.array_equal(ours, theirs), name

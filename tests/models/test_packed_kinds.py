@@ -22,7 +22,7 @@ from ridgeline.models.spec.coverage import kinds_of
 from ridgeline.models.spec.ffn import Experts
 from ridgeline.models.spec.model_spec import ModelSpec
 from ridgeline.models.weights.packed import PackedDecoder, load_packed, native_refusal
-from ridgeline.models.weights.torch_weights import DecoderWeights
+from ridgeline.models.weights.torch_weights import Weights
 from ridgeline.ops.backend import select_backend
 from ridgeline.ops.cpu.interface import NativeUnavailable
 from ridgeline.ops.cpu.library import Format, KvFormat, NativeDecoder, available_isas
@@ -41,7 +41,7 @@ TOLERANCE = 2e-5  # of the largest logit
 @pytest.fixture(params=SPECS)
 def made(
     request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> tuple[ModelSpec, DecoderWeights]:
+) -> tuple[ModelSpec, Weights]:
     spec = SPECS[request.param]
     return spec, write_checkpoint(spec, tmp_path, monkeypatch)
 
@@ -78,7 +78,7 @@ def random_tokens(count: int, seed: int) -> list[int]:
     return np.random.default_rng(seed).integers(0, VOCAB, count).tolist()
 
 
-def expected_logits(spec: ModelSpec, weights: DecoderWeights, tokens: list[int]) -> np.ndarray:
+def expected_logits(spec: ModelSpec, weights: Weights, tokens: list[int]) -> np.ndarray:
     decoder = Decoder(spec, weights, select_backend("reference"))
     return Paged(decoder, [tokens]).step({0: len(tokens)})[0].numpy()
 
@@ -90,9 +90,7 @@ def assert_close(actual: np.ndarray, expected: np.ndarray) -> None:
 
 
 @pytest.mark.skipif(not ISAS, reason="needs the native library")
-def test_logits_are_those_of_the_torch_decoder(
-    made: tuple[ModelSpec, DecoderWeights], tmp_path: Path
-) -> None:
+def test_logits_are_those_of_the_torch_decoder(made: tuple[ModelSpec, Weights], tmp_path: Path) -> None:
     """Whole, in chunks and one by one; beside other sequences."""
     spec, weights = made
     assert native_refusal(spec) is None

@@ -12,23 +12,24 @@ from safetensors.torch import load_file, save_file
 
 from ridgeline.models.errors import BrokenModel, UnsupportedModel
 from ridgeline.models.spec.read_spec import read_spec
-from ridgeline.models.weights.torch_weights import DecoderWeights, load_weights, random_weights
+from ridgeline.models.weights.torch_weights import Weights, load_weights, random_weights, tensors_of
 from tests.models.tiny_checkpoints import tiny_model
 
 
-def load(path: Path, dtype: torch.dtype = torch.float32) -> DecoderWeights:
+def load(path: Path, dtype: torch.dtype = torch.float32) -> Weights:
     return load_weights(path, read_spec(path), dtype)
 
 
-def assert_same(left: DecoderWeights, right: DecoderWeights) -> None:
+def assert_same(left: Weights, right: Weights) -> None:
     """Equal bit for bit, tensor by tensor, None where the other is None."""
-    pairs = [(left.embed, right.embed), (left.final_norm, right.final_norm), (left.lm_head, right.lm_head)]
-    for ours, theirs in zip(left.layers, right.layers, strict=True):
+    one, other = tensors_of(left), tensors_of(right)
+    pairs = [(one.embed, other.embed), (one.final_norm, other.final_norm), (one.lm_head, other.lm_head)]
+    for ours, theirs in zip(one.layers, other.layers, strict=True):
         pairs += [(getattr(ours, field.name), getattr(theirs, field.name)) for field in fields(ours)]
-    for one, other in pairs:
-        assert (one is None) == (other is None)
-        if one is not None:
-            assert torch.equal(one, other)
+    for mine, yours in pairs:
+        assert (mine is None) == (yours is None)
+        if mine is not None:
+            assert torch.equal(mine, yours)
 
 
 @pytest.fixture
@@ -50,7 +51,7 @@ def rewrite(directory: Path, change: dict[str, torch.Tensor | None]) -> None:
 
 
 def test_fused_matrices_hold_q_k_v_and_gate_up_in_order(checkpoint: Path) -> None:
-    weights = load(checkpoint)
+    weights = tensors_of(load(checkpoint))
     stored = load_file(checkpoint / "model.safetensors")
     layer = "model.layers.1."
     qkv = [stored[f"{layer}self_attn.{part}_proj.weight"] for part in "qkv"]
@@ -62,7 +63,7 @@ def test_fused_matrices_hold_q_k_v_and_gate_up_in_order(checkpoint: Path) -> Non
 
 def test_norms_stay_float32_and_gemma_norms_get_their_one(tmp_path: Path) -> None:
     tiny_model("gemma3").save_pretrained(tmp_path)
-    weights = load(tmp_path, torch.bfloat16)
+    weights = tensors_of(load(tmp_path, torch.bfloat16))
     stored = load_file(tmp_path / "model.safetensors")
     layer = weights.layers[0]
     assert layer.qkv.dtype == weights.embed.dtype == torch.bfloat16
@@ -131,7 +132,7 @@ def test_random_weights_have_the_loaded_shapes_and_repeat_with_the_seed(checkpoi
     spec = read_spec(checkpoint)
     one, same, other = (random_weights(spec, torch.float32, seed) for seed in (7, 7, 8))
     assert_same(one, same)
-    assert not torch.equal(one.embed, other.embed)
+    assert not torch.equal(one.embed.tensor, other.embed.tensor)
     assert one.nbytes == load(checkpoint).nbytes
 
 

@@ -101,10 +101,10 @@ def test_k_quants_load_as_the_gguf_package_decodes_them(kind: str, tmp_path: Pat
     expected = {name: gguf.quants.dequantize(raw, quantization) for name, raw in blocks.items()}
     qkv = np.concatenate([expected[f"blk.0.attn_{part}.weight"] for part in "qkv"])
     gate_up = np.concatenate([expected[f"blk.0.ffn_{part}.weight"] for part in ("gate", "up")])
-    assert np.array_equal(weights.embed.numpy(), expected["token_embd.weight"])
-    assert np.array_equal(weights.layers[0].qkv.numpy(), qkv)
-    assert np.array_equal(weights.layers[0].gate_up.numpy(), gate_up)
-    assert np.array_equal(weights.layers[0].down.numpy(), expected["blk.0.ffn_down.weight"])
+    assert np.array_equal(weights.embed.tensor.numpy(), expected["token_embd.weight"])
+    assert np.array_equal(weights.layers[0].qkv.tensor.numpy(), qkv)
+    assert np.array_equal(weights.layers[0].gate_up.tensor.numpy(), gate_up)
+    assert np.array_equal(weights.layers[0].down.tensor.numpy(), expected["blk.0.ffn_down.weight"])
 
 
 def test_rope_divisors_of_a_file_replace_the_llama3_scaling(tmp_path: Path) -> None:

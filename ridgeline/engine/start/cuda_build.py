@@ -51,7 +51,7 @@ if TYPE_CHECKING:
     import torch
 
     from ridgeline.engine.run.cuda.runner import CudaRunner
-    from ridgeline.models.weights.torch_weights import DecoderWeights
+    from ridgeline.models.weights.torch_weights import Weights
 
 log = logging.getLogger(__name__)
 
@@ -188,7 +188,7 @@ class CudaBuild:
         embed = 0 if spec.tied_embeddings else spec.vocab_size * spec.hidden_size * DTYPE_BYTES[self._dtype]
         return self.weights_bytes - embed
 
-    def _weights(self, dtype: torch.dtype, progress: Progress | None) -> DecoderWeights:
+    def _weights(self, dtype: torch.dtype, progress: Progress | None) -> Weights:
         if self._config.load_format == "dummy":
             from ridgeline.models.weights.torch_weights import random_weights
 
@@ -199,7 +199,7 @@ class CudaBuild:
             self._path, self._spec, dtype, progress, DEVICE, stored_experts=self._stored_experts
         )
 
-    def _runner(self, weights: DecoderWeights, plan: MemoryPlan, sizes: StepSizes) -> CudaRunner:
+    def _runner(self, weights: Weights, plan: MemoryPlan, sizes: StepSizes) -> CudaRunner:
         from ridgeline.engine.run.cuda.runner import CudaRunner
 
         return CudaRunner(
@@ -212,7 +212,7 @@ class CudaBuild:
             step_tokens=sizes.step_tokens,
             deterministic=self._config.deterministic,
             cuda_graphs=self._config.cuda_graphs,
-            kv_dtype=weights.embed.dtype,
+            kv_dtype=weights.embed.tensor.dtype,
         )
 
     def _warm_kernels(self, dtype: torch.dtype, plan: MemoryPlan, sizes: StepSizes) -> None:

@@ -23,7 +23,7 @@ REPEATS = 5
 
 def cost_of_determinism(decoder: CudaDecoder, rows: int, tokens: int, max_context: int, graphs: bool) -> str:
     """The cost as text, for a decode step of `rows` and a prefill of `tokens`. `decoder`: deterministic."""
-    fast = CudaDecoder(decoder.spec, decoder.weights, decoder.kv, decoder.buffers, max_context)
+    fast = CudaDecoder(decoder.spec, decoder.stored, decoder.kv, decoder.buffers, max_context)
     rows, tokens = _with_room(decoder, rows, tokens, max_context)
     with torch.inference_mode():
         decode = _best_seconds(partial(decoder.forward, trial_step(decoder, [1] * rows, max_context)))

@@ -22,7 +22,7 @@ from ridgeline.models.decoders.cuda_step import DeviceStep
 from ridgeline.models.spec.model_spec import ModelSpec
 from ridgeline.models.spec.rope import RopeSpec
 from ridgeline.models.spec.rope_tables import rope_tables
-from ridgeline.models.weights.torch_weights import DecoderWeights
+from ridgeline.models.weights.torch_weights import Weights, tensors_of
 from ridgeline.ops.cuda.linear.gemv import gemv
 from ridgeline.ops.cuda.linear.linear import branch_splits, linear, uses_gemv
 from ridgeline.ops.cuda.norm import embed_norm, norm_tile
@@ -34,14 +34,15 @@ class CudaDecoder:
     def __init__(
         self,
         spec: ModelSpec,
-        weights: DecoderWeights,
+        weights: Weights,
         kv: Tensor,
         buffers: Buffers,
         max_context: int,
         deterministic: bool = False,
     ) -> None:
         self.spec = spec
-        self.weights = weights
+        self.stored = weights
+        self.weights = tensors = tensors_of(weights)
         self.kv = kv
         self.buffers = buffers
         self.deterministic = deterministic
@@ -49,13 +50,13 @@ class CudaDecoder:
         self._tile = norm_tile(1, spec.hidden_size) if deterministic else None
         # A scale of the logits is one of the final norm and of the head's bias.
         self._final_norm = NormWeights(
-            _scaled(weights.final_norm, spec.logit_scale), _scaled(weights.final_norm_bias, spec.logit_scale)
+            _scaled(tensors.final_norm, spec.logit_scale), _scaled(tensors.final_norm_bias, spec.logit_scale)
         )
-        self._head_bias = _scaled(weights.lm_head_bias, spec.logit_scale)
+        self._head_bias = _scaled(tensors.lm_head_bias, spec.logit_scale)
         self._layers = self._build_layers(max_context)
         self._fused = [
             fused_layer(spec, number, w, layer.ffn, buffers, deterministic=deterministic)
-            for number, (w, layer) in enumerate(zip(weights.layers, self._layers, strict=True))
+            for number, (w, layer) in enumerate(zip(tensors.layers, self._layers, strict=True))
         ]
 
     def _build_layers(self, max_context: int) -> list[Layer]:

@@ -18,7 +18,7 @@ from ridgeline.models.decoders.cuda_ffn import ExpertsPart, FfnPart, GatedActiva
 from ridgeline.models.decoders.cuda_step import DeviceStep
 from ridgeline.models.spec.ffn import Dense
 from ridgeline.models.spec.model_spec import ModelSpec
-from ridgeline.models.weights.torch_weights import LayerWeights, there
+from ridgeline.models.weights.torch_weights import LayerTensors, there
 from ridgeline.ops.cuda.linear.gemv import gemv
 
 Attend = Callable[[Tensor], None]  # qkv, bias included → buffers.attended
@@ -31,7 +31,7 @@ class FusedFfn(Protocol):
 class FusedLayer:
     """Rows of one token each: QKV with its norm, attention, the output projection and the FFN."""
 
-    def __init__(self, weights: LayerWeights, buffers: Buffers, eps: float, ffn: FusedFfn) -> None:
+    def __init__(self, weights: LayerTensors, buffers: Buffers, eps: float, ffn: FusedFfn) -> None:
         self._weights, self._buffers, self._eps, self._ffn = weights, buffers, eps, ffn
 
     def forward(self, residual: Tensor, step: DeviceStep, attend: Attend) -> None:
@@ -44,7 +44,7 @@ class FusedLayer:
 
 
 def fused_layer(
-    spec: ModelSpec, number: int, w: LayerWeights, ffn_part: FfnPart, buffers: Buffers, *, deterministic: bool
+    spec: ModelSpec, number: int, w: LayerTensors, ffn_part: FfnPart, buffers: Buffers, *, deterministic: bool
 ) -> FusedLayer | None:
     """None for a layer of another kind, and in deterministic mode: fused products round differently."""
     layer = spec.layers[number]
@@ -61,7 +61,7 @@ def fused_layer(
 
 
 class FewDense:
-    def __init__(self, ffn: Dense, weights: LayerWeights, buffers: Buffers) -> None:
+    def __init__(self, ffn: Dense, weights: LayerTensors, buffers: Buffers) -> None:
         self._activation = cast(GatedActivation, ffn.activation)
         self._weights, self._buffers = weights, buffers
 

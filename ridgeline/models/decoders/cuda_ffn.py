@@ -16,7 +16,7 @@ from torch import Tensor
 from ridgeline.models.decoders.cuda_buffers import Buffers, part_of
 from ridgeline.models.decoders.cuda_step import DeviceStep
 from ridgeline.models.spec.ffn import Dense, Experts, Ffn
-from ridgeline.models.weights.torch_weights import LayerWeights, expert_matrices, there
+from ridgeline.models.weights.torch_weights import LayerTensors, expert_matrices, there
 from ridgeline.ops.cuda.activation import activated, gated
 from ridgeline.ops.cuda.experts.experts import experts
 from ridgeline.ops.cuda.experts.route import MOST_FEW, route, route_few
@@ -34,7 +34,7 @@ class FfnPart(Protocol):
     def branch(self, normed: Tensor, step: DeviceStep, project: Project) -> Tensor | WeightedRows: ...
 
 
-def build_ffn(ffn: Ffn, weights: LayerWeights, buffers: Buffers, *, deterministic: bool) -> FfnPart:
+def build_ffn(ffn: Ffn, weights: LayerTensors, buffers: Buffers, *, deterministic: bool) -> FfnPart:
     if isinstance(ffn, Experts):
         return ExpertsPart(ffn, weights, buffers, deterministic)
     if not ffn.gated:
@@ -45,7 +45,7 @@ def build_ffn(ffn: Ffn, weights: LayerWeights, buffers: Buffers, *, deterministi
 class GatedPart:
     """down(act(gate) · up). The consumer adds the bias of the last product, with the residual."""
 
-    def __init__(self, ffn: Dense, weights: LayerWeights, buffers: Buffers, deterministic: bool) -> None:
+    def __init__(self, ffn: Dense, weights: LayerTensors, buffers: Buffers, deterministic: bool) -> None:
         self._gated = _Gated(ffn.activation, weights, buffers, deterministic)
         self._weights, self._buffers = weights, buffers
 
@@ -56,7 +56,7 @@ class GatedPart:
 class UngatedPart:
     """down(act(up)). The consumer adds the bias of the last product, with the residual."""
 
-    def __init__(self, ffn: Dense, weights: LayerWeights, buffers: Buffers) -> None:
+    def __init__(self, ffn: Dense, weights: LayerTensors, buffers: Buffers) -> None:
         self._activation, self._weights, self._buffers = ffn.activation, weights, buffers
 
     def branch(self, normed: Tensor, step: DeviceStep, project: Project) -> Tensor:
@@ -69,7 +69,7 @@ class UngatedPart:
 class ExpertsPart:
     """Routed experts, and the part that all tokens use where the family has one."""
 
-    def __init__(self, ffn: Experts, weights: LayerWeights, buffers: Buffers, deterministic: bool) -> None:
+    def __init__(self, ffn: Experts, weights: LayerTensors, buffers: Buffers, deterministic: bool) -> None:
         self._ffn, self._weights, self._buffers = ffn, weights, buffers
         self._deterministic = deterministic
         self._gated = _Gated(ffn.activation, weights, buffers, deterministic) if ffn.shared_size else None
@@ -162,7 +162,7 @@ def _scratch(buffers: Buffers) -> ExpertsScratch:
 class _Gated:
     """act(gate) · up, in buffers.gated."""
 
-    def __init__(self, activation: str, weights: LayerWeights, buffers: Buffers, deterministic: bool) -> None:
+    def __init__(self, activation: str, weights: LayerTensors, buffers: Buffers, deterministic: bool) -> None:
         self._activation = activation
         self._weights, self._buffers, self._deterministic = weights, buffers, deterministic
 

@@ -13,7 +13,7 @@ from ridgeline.models.decoders.reference_layers import Layer, Rotation, StepCont
 from ridgeline.models.spec.model_spec import ModelSpec
 from ridgeline.models.spec.rope import RopeSpec
 from ridgeline.models.spec.rope_tables import rope_tables
-from ridgeline.models.weights.torch_weights import DecoderWeights
+from ridgeline.models.weights.torch_weights import Weights, tensors_of
 from ridgeline.ops.backend import Backend
 from ridgeline.ops.inputs import StepInputs
 
@@ -22,10 +22,10 @@ class Decoder:
     """A model that turns StepInputs into logits. `max_context` bounds the positions it accepts."""
 
     def __init__(
-        self, spec: ModelSpec, weights: DecoderWeights, backend: Backend, max_context: int | None = None
+        self, spec: ModelSpec, weights: Weights, backend: Backend, max_context: int | None = None
     ) -> None:
         self.spec = spec
-        self.weights = weights
+        self.weights = tensors_of(weights)
         self.max_context = spec.max_context if max_context is None else max_context
         device = weights.embed.device
         self._rope_tables: dict[RopeSpec, Rotation] = {

@@ -19,7 +19,7 @@ from ridgeline.models.spec.layer_spec import LayerSpec
 from ridgeline.models.spec.mixers import Attention, QueryScale
 from ridgeline.models.spec.model_spec import ModelSpec, NormSpec
 from ridgeline.models.spec.rope import RopeSpec
-from ridgeline.models.weights.torch_weights import LayerWeights, there
+from ridgeline.models.weights.torch_weights import LayerTensors, there
 from ridgeline.ops.backend import Backend
 from ridgeline.ops.inputs import StepInputs
 
@@ -38,7 +38,7 @@ class StepContext:
 
 
 class Layer:
-    def __init__(self, spec: ModelSpec, layer: LayerSpec, weights: LayerWeights, ops: Backend) -> None:
+    def __init__(self, spec: ModelSpec, layer: LayerSpec, weights: LayerTensors, ops: Backend) -> None:
         if not isinstance(layer.mixer, Attention) or layer.ffn is None:
             raise UnsupportedModel(f"{spec.name}: the torch decoder computes layers of attention and an FFN")
         self._norms = layer.norms
@@ -90,7 +90,7 @@ def build_head_norms(ops: Backend, norm: NormSpec, weight: Tensor | None, bias: 
 
 
 class AttentionPart:
-    def __init__(self, mixer: Attention, weights: LayerWeights, ops: Backend, norm: NormSpec) -> None:
+    def __init__(self, mixer: Attention, weights: LayerTensors, ops: Backend, norm: NormSpec) -> None:
         self._mixer, self._weights, self._ops = mixer, weights, ops
         build = build_head_norms if mixer.qk_norm == "heads" else build_norm
         self._q_norm = build(ops, norm, weights.q_norm, None)
@@ -127,7 +127,7 @@ def query_scales(positions: Tensor, scale: QueryScale) -> Tensor:
     return 1 + scale.weight * torch.log1p(torch.floor((positions.float() + 1) / scale.every))
 
 
-def dense_part(ffn: Dense, weights: LayerWeights, ops: Backend) -> Part:
+def dense_part(ffn: Dense, weights: LayerTensors, ops: Backend) -> Part:
     w, down = weights, there(weights.down)
     if ffn.gated:
         gate_up = there(w.gate_up)
@@ -139,7 +139,7 @@ def dense_part(ffn: Dense, weights: LayerWeights, ops: Backend) -> Part:
 class ExpertsPart:
     """Routed experts, with a part that all tokens use where the family has one."""
 
-    def __init__(self, ffn: Experts, weights: LayerWeights, ops: Backend) -> None:
+    def __init__(self, ffn: Experts, weights: LayerTensors, ops: Backend) -> None:
         self._ffn, self._weights, self._ops = ffn, weights, ops
         self.tokens = torch.zeros(ffn.num, dtype=torch.int64)  # that chose each expert so far
 

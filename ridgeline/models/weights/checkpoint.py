@@ -11,10 +11,10 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Protocol
 
-from ridgeline.models.errors import BrokenModel
+from ridgeline.models.errors import BrokenModel, UnsupportedModel
 from ridgeline.models.files.checkpoint_files import weights_file
 from ridgeline.models.spec.model_spec import ModelSpec
-from ridgeline.models.weights.dequant import Bytes, Floats, dequantize_chunks
+from ridgeline.models.weights.dequant import BLOCK_SIZES, Bytes, Floats, dequantize_chunks
 from ridgeline.models.weights.gguf_source import GgufSource
 from ridgeline.models.weights.layout import Piece
 from ridgeline.models.weights.places import Place, stored_rows
@@ -85,20 +85,37 @@ def _as_matrix(shape: tuple[int, ...], dims: int) -> tuple[int, ...]:
 def stored_bytes(source: TensorSource, piece: Piece, place: Place) -> Bytes:
     """The bytes of a piece, in its order; a view of the file where its rows are neighbours."""
     raw = source.raw(place.name)
-    if place.rows is None:
+    if place.rows is None and place.columns is None:
         return raw
-    width = math.prod(piece.shape[1:])
-    rows = math.prod(source.shapes()[place.name]) // width
+    shape = source.shapes()[place.name]
+    width = shape[-1] if len(piece.shape) > 1 else 1
+    rows = math.prod(shape) // width
     if raw.size % rows:
         raise BrokenModel(
             f"{source.where(place.name)}: tensor {place.name} is stored as {source.type_of(place.name)}, in "
             "blocks that span several of its rows; a bias must be stored as floats"
         )
     matrix = raw.reshape(rows, -1)
+    if place.columns is not None:
+        matrix = matrix[:, _column_bytes(source, place, width, matrix.shape[1])]
     first = place.first_row
     if first is not None:
         return matrix[first : first + piece.shape[0]].reshape(-1)
     return matrix[place.rows].reshape(-1)
+
+
+def _column_bytes(source: TensorSource, place: Place, width: int, row_bytes: int) -> slice:
+    """The bytes of a row's columns, which must be whole blocks of the stored type."""
+    assert place.columns is not None
+    elements, nbytes = BLOCK_SIZES[source.type_of(place.name)]
+    assert width // elements * nbytes == row_bytes
+    begin, end = place.columns
+    if begin % elements or end % elements:
+        raise UnsupportedModel(
+            f"{source.where(place.name)}: columns {begin} to {end} of tensor {place.name} are not whole "
+            f"blocks of {elements}; use fewer processes, or a file with 16-bit weights"
+        )
+    return slice(begin // elements * nbytes, end // elements * nbytes)
 
 
 def float_chunks(source: TensorSource, piece: Piece, place: Place) -> Iterator[tuple[int, Floats]]:

@@ -27,7 +27,7 @@ def dequantize(raw: Bytes, type_name: str) -> Floats:
 
 def dequantize_chunks(raw: Bytes, type_name: str) -> Iterator[tuple[int, Floats]]:
     """(index of the first element, elements) of the tensor, in bounded pieces."""
-    block_elements, block_bytes = _BLOCK_SIZES[type_name]
+    block_elements, block_bytes = BLOCK_SIZES[type_name]
     decode = _DECODERS[type_name]
     blocks = raw.reshape(-1, block_bytes)
     step = max(1, CHUNK_ELEMENTS // block_elements)
@@ -206,7 +206,7 @@ def _scaled_groups(blocks: Bytes, quants: Floats) -> Floats:
     return scaled.reshape(-1, 256)
 
 
-_BLOCK_SIZES = {name: (elements, size) for name, elements, size in TENSOR_TYPES.values()} | {"F64": (1, 8)}
+BLOCK_SIZES = {name: (elements, size) for name, elements, size in TENSOR_TYPES.values()} | {"F64": (1, 8)}
 _DECODERS: dict[str, Callable[[Bytes], Floats]] = {
     "F64": _f64,
     "F32": _f32,

@@ -22,10 +22,14 @@ Rows = NDArray[np.intp]
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Row r of the piece is row rows[r] of the stored tensor; None: all of its rows, in order."""
+    """Row r of the piece is row rows[r] of the stored tensor; None: all of its rows, in order.
+
+    columns: [begin, end) of each row, for a shard; None: all.
+    """
 
     name: str
     rows: Rows | None = None
+    columns: tuple[int, int] | None = None
 
     @property
     def first_row(self) -> int | None:

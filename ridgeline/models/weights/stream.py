@@ -34,8 +34,9 @@ from ridgeline.models.weights.layout import Piece
 from ridgeline.models.weights.mxfp4 import TYPE as MXFP4
 from ridgeline.models.weights.places import Place
 from ridgeline.models.weights.safetensors_source import SafetensorsSource
+from ridgeline.models.weights.shards import ALONE, Rank, shard_places, tensor_shards
 from ridgeline.models.weights.torch_weights import (
-    DecoderWeights,
+    Weights,
     allocate_weights,
     load_weights,
     stored_target,
@@ -57,20 +58,24 @@ def stream_weights(
     progress: Progress | None = None,
     device: torch.device | str = "cuda",
     *,
+    rank: Rank = ALONE,
     stored_experts: bool = False,
     readers: int = READERS,
     chunk_bytes: int = CHUNK_BYTES,
-) -> DecoderWeights:
+) -> Weights:
     """The checkpoint at `path` on the device. Other formats than safetensors use `load_weights`.
 
-    `progress` is called with (elements copied, total elements), in the caller's thread.
-    stored_experts: the experts are MXFP4, and stay it.
+    `progress` is called with (elements copied, total elements), in the caller's thread. rank: reads the
+    shards of one of several processes. stored_experts: the experts are MXFP4, and stay it.
     """
     source = open_source(path, spec)
     if not isinstance(source, SafetensorsSource):
-        return load_weights(path, spec, dtype, progress, device)
-    places = checked_places(source, spec, path)
-    weights = allocate_weights(spec, dtype, device, source.rope_divisors(), stored_experts=stored_experts)
+        return load_weights(path, spec, dtype, progress, device, rank)
+    whole = checked_places(source, spec, path)
+    places, shards = shard_places(whole, spec, rank), tensor_shards(whole, spec, rank)
+    weights = allocate_weights(
+        spec, dtype, device, source.rope_divisors(), places, shards, stored_experts=stored_experts
+    )
     transfer = _Transfer(torch.device(device), chunk_bytes)
     total = sum(math.prod(piece.shape) for piece in places)
     with ExitStack() as files:
@@ -120,10 +125,10 @@ def _open(path: Path, files: ExitStack) -> int:
 
 def _is_direct(source: SafetensorsSource, place: Place) -> bool:
     """Whether the piece is one range of its file."""
-    return place.first_row is not None and source.is_verbatim(place.name)
+    return place.first_row is not None and place.columns is None and source.is_verbatim(place.name)
 
 
-def _read_others(source: SafetensorsSource, places: dict[Piece, Place], weights: DecoderWeights) -> int:
+def _read_others(source: SafetensorsSource, places: dict[Piece, Place], weights: Weights) -> int:
     """Read the pieces that are not one range of a file; returns their elements."""
     done = 0
     for piece, place in places.items():
@@ -282,7 +287,7 @@ def _unreadable(path: Path, error: OSError) -> BrokenModel:
 
 
 def _finish(
-    weights: DecoderWeights,
+    weights: Weights,
     spec: ModelSpec,
     places: dict[Piece, Place],
     source: SafetensorsSource,

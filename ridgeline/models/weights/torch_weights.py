@@ -1,4 +1,7 @@
-"""A checkpoint as torch tensors in the torch decoder's layout: fused, norms in float32.
+"""A checkpoint as weights in the torch decoder's layout: fused matrices, norms in float32.
+
+A matrix is a `Weight`: its format, its tensors, and the slice of it that is here. A decoder takes them apart
+once, when it is built (`tensors_of`): a step never looks at a Weight. Norms and biases are plain tensors.
 
 `load_weights` allocates every tensor once and fills it chunk by chunk from the checkpoint, so loading never
 needs a second copy of the model. Used by the torch and GPU backends (`stream` fills the latter's tensors from
@@ -8,9 +11,10 @@ safetensors); the native library's loader is `packed`.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 import torch
 from torch import Tensor
@@ -27,17 +31,74 @@ from ridgeline.models.weights.checkpoint import (
 from ridgeline.models.weights.dequant import Floats
 from ridgeline.models.weights.layout import Piece, pieces
 from ridgeline.models.weights.places import Place
+from ridgeline.models.weights.shards import ALONE, WHOLE, Rank, Shard, shard_places, tensor_shards
 from ridgeline.ops.mxfp4 import Mxfp4
 
+M = TypeVar("M")  # a matrix
+E = TypeVar("E")  # a matrix of experts, which a device may keep in the file's format
 EXPERT_MATRICES = ("experts_gate_up", "experts_down")
 
 
 @dataclass(frozen=True, slots=True)
-class LayerWeights:
-    """One layer. Matrices are [out, in]; None if the family has no such tensor."""
+class WeightFormat:
+    """How a matrix is stored.
 
-    qkv: Tensor  # q rows, then k rows, then v rows
-    o: Tensor
+    parts: the tensors that it consists of; the first has its elements
+    group: neighbouring elements of a row that share a scale
+    """
+
+    name: str
+    parts: tuple[str, ...] = ("data",)
+    group: int = 1
+
+
+DENSE = {
+    dtype: WeightFormat(str(dtype).removeprefix("torch."))
+    for dtype in (torch.float64, torch.float32, torch.bfloat16, torch.float16)
+}
+# words int32 [experts, rows, K / 8], scales uint8 [experts, K / 32, rows]: see ops.mxfp4
+MXFP4 = WeightFormat("mxfp4", ("words", "scales"), group=32)
+
+
+@dataclass(frozen=True, slots=True)
+class Weight:
+    """A matrix [out, in], or a stack of them [experts, out, in]."""
+
+    format: WeightFormat
+    parts: Mapping[str, Tensor]
+    shard: Shard = WHOLE
+
+    @staticmethod
+    def dense(data: Tensor, shard: Shard = WHOLE) -> Weight:
+        return Weight(DENSE[data.dtype], {"data": data}, shard)
+
+    @property
+    def tensor(self) -> Tensor:
+        """The elements of a matrix that has nothing else."""
+        if len(self.parts) != 1:
+            raise TypeError(f"a matrix in {self.format.name} has {', '.join(self.parts)}, not one tensor")
+        return self.parts["data"]
+
+    @property
+    def stored(self) -> Mxfp4:
+        """The tensors of a matrix in MXFP4."""
+        return Mxfp4(self.parts["words"], self.parts["scales"])
+
+    @property
+    def device(self) -> torch.device:
+        return next(iter(self.parts.values())).device
+
+    @property
+    def nbytes(self) -> int:
+        return sum(part.nbytes for part in self.parts.values())
+
+
+@dataclass(frozen=True, slots=True)
+class LayerWeights(Generic[M, E]):
+    """One layer. Matrices are [out, in]; None if the family has no such tensor. Vectors are plain tensors."""
+
+    qkv: M  # q rows, then k rows, then v rows
+    o: M
     attn_norm: Tensor | None = None
     attn_norm_bias: Tensor | None = None
     ffn_norm: Tensor | None = None
@@ -51,28 +112,30 @@ class LayerWeights:
     q_norm: Tensor | None = None
     k_norm: Tensor | None = None
     sinks: Tensor | None = None  # [heads]
-    gate_up: Tensor | None = None  # gate rows, then up rows; of a dense FFN or of shared experts
+    gate_up: M | None = None  # gate rows, then up rows; of a dense FFN or of shared experts
     gate_up_bias: Tensor | None = None
-    up: Tensor | None = None  # of an FFN without a gate
+    up: M | None = None  # of an FFN without a gate
     up_bias: Tensor | None = None
-    down: Tensor | None = None
+    down: M | None = None
     down_bias: Tensor | None = None
-    router: Tensor | None = None  # [experts, hidden]
+    router: M | None = None  # [experts, hidden]
     router_bias: Tensor | None = None
     choice_bias: Tensor | None = None
-    experts_gate_up: Tensor | Mxfp4 | None = None  # [experts, 2 · size, hidden]
-    experts_gate_up_bias: Tensor | None = None
-    experts_down: Tensor | Mxfp4 | None = None  # [experts, hidden, size]
-    experts_down_bias: Tensor | None = None
-    shared_scale: Tensor | None = None  # [1, hidden]
+    experts_gate_up: E | None = None  # [experts, 2 · size, hidden]
+    experts_gate_up_bias: Tensor | None = None  # [experts, 2 · size]
+    experts_down: E | None = None  # [experts, hidden, size]
+    experts_down_bias: Tensor | None = None  # [experts, hidden]
+    shared_scale: M | None = None  # [1, hidden]
 
 
 @dataclass(frozen=True, slots=True)
-class DecoderWeights:
-    embed: Tensor  # [vocab, hidden]
+class DecoderWeights(Generic[M, E]):
+    """M: Weight as the loaders make it; Tensor as a decoder computes with it (`tensors_of`)."""
+
+    embed: M  # [vocab, hidden]
     final_norm: Tensor
-    lm_head: Tensor  # the same tensor as `embed` if embeddings are tied
-    layers: list[LayerWeights]
+    lm_head: M  # the same object as `embed` if embeddings are tied
+    layers: list[LayerWeights[M, E]]
     final_norm_bias: Tensor | None = None
     lm_head_bias: Tensor | None = None
     positions: Tensor | None = None  # [learned positions, hidden]
@@ -81,13 +144,50 @@ class DecoderWeights:
     @property
     def nbytes(self) -> int:
         """Memory used, each tensor counted once."""
-        tensors: list[Tensor | Mxfp4] = [self.embed, self.final_norm]
-        tensors += [t for t in (self.final_norm_bias, self.lm_head_bias, self.positions) if t is not None]
-        if self.lm_head is not self.embed:
-            tensors.append(self.lm_head)
+        held: list[Any] = [
+            self.embed,
+            self.final_norm,
+            self.final_norm_bias,
+            self.lm_head_bias,
+            self.positions,
+        ]
+        held += [] if self.lm_head is self.embed else [self.lm_head]
         for layer in self.layers:
-            tensors += [t for t in _fields(layer).values() if t is not None]
-        return sum(t.nbytes for t in tensors)
+            held += _fields(layer).values()
+        return sum(one.nbytes for one in held if one is not None)
+
+
+Weights = DecoderWeights[Weight, Weight]
+DecoderTensors = DecoderWeights[Tensor, Tensor | Mxfp4]
+LayerTensors = LayerWeights[Tensor, Tensor | Mxfp4]
+# The fields of both classes that are matrices.
+MATRICES = frozenset(
+    {"embed", "lm_head", "qkv", "o", "gate_up", "up", "down", "router", "shared_scale", *EXPERT_MATRICES}
+)
+
+
+def tensors_of(weights: Weights) -> DecoderTensors:
+    """The tensors, for a decoder that is being built."""
+    embed = weights.embed.tensor
+    return DecoderWeights(
+        embed=embed,
+        final_norm=weights.final_norm,
+        lm_head=embed if weights.lm_head is weights.embed else weights.lm_head.tensor,
+        layers=[layer_tensors(layer) for layer in weights.layers],
+        final_norm_bias=weights.final_norm_bias,
+        lm_head_bias=weights.lm_head_bias,
+        positions=weights.positions,
+        rope_divisors=weights.rope_divisors,
+    )
+
+
+def layer_tensors(layer: LayerWeights[Weight, Weight]) -> LayerTensors:
+    def taken(held: Any) -> Any:
+        if not isinstance(held, Weight):
+            return held
+        return held.stored if held.format is MXFP4 else held.tensor
+
+    return LayerWeights(**{name: taken(held) for name, held in _fields(layer).items()})
 
 
 def there(tensor: Tensor | Mxfp4 | None) -> Tensor:
@@ -108,14 +208,19 @@ def load_weights(
     dtype: torch.dtype,
     progress: Progress | None = None,
     device: torch.device | str = "cpu",
-) -> DecoderWeights:
+    rank: Rank = ALONE,
+) -> Weights:
     """Read a checkpoint: a directory in Hugging Face layout, a .safetensors file or a .gguf file.
 
-    `progress` is called with (elements read, total elements) after each tensor.
+    `progress` is called with (elements read, total elements) after each tensor. rank: reads the shards of one
+    of several processes.
     """
     source = open_source(path, spec)
-    places = checked_places(source, spec, path)
-    weights = allocate_weights(spec, dtype, device, source.rope_divisors())
+    whole = checked_places(source, spec, path)
+    places = shard_places(whole, spec, rank)
+    weights = allocate_weights(
+        spec, dtype, device, source.rope_divisors(), places, tensor_shards(whole, spec, rank)
+    )
     total, done = sum(math.prod(piece.shape) for piece in places), 0
     for piece, place in places.items():
         rows = target_rows(weights, piece)
@@ -138,7 +243,7 @@ def random_weights(
     device: torch.device | str = "cpu",
     *,
     stored_experts: bool = False,
-) -> DecoderWeights:
+) -> Weights:
     """Random weights of the right shapes and magnitudes, for measuring speed without a checkpoint."""
     generator = torch.Generator(device=device).manual_seed(seed)
     weights = allocate_weights(spec, dtype, device, None, stored_experts=stored_experts)
@@ -166,26 +271,32 @@ def allocate_weights(
     dtype: torch.dtype,
     device: torch.device | str,
     rope_divisors: Floats | None,
+    held: Iterable[Piece] | None = None,
+    shards: Mapping[tuple[int | None, str], Shard] | None = None,
     *,
     stored_experts: bool = False,
-) -> DecoderWeights:
+) -> Weights:
     """Uninitialised tensors for every piece; fused ones are sized by their last piece.
 
+    held: the pieces of this process (default: all), and the shards of its tensors.
     stored_experts: the experts' matrices as MXFP4.
     """
     sizes: dict[tuple[int | None, str], tuple[int, ...]] = {}
-    for piece in pieces(spec):
+    for piece in list(pieces(spec)) if held is None else held:
         stack = () if piece.expert is None else (piece.expert + 1,)
         sizes[piece.layer, piece.field] = (*stack, piece.first_row + piece.shape[0], *piece.shape[1:])
     small = {piece.field for piece in pieces(spec) if piece.is_float32}
 
-    def allocated(field: str, shape: tuple[int, ...]) -> Tensor | Mxfp4:
+    def made(layer: int | None, field: str, shape: tuple[int, ...]) -> Weight | Tensor:
+        shard = (shards or {}).get((layer, field), WHOLE)
         if stored_experts and field in EXPERT_MATRICES:
-            return Mxfp4.empty(shape, device)
-        return torch.empty(shape, dtype=torch.float32 if field in small else dtype, device=device)
+            stored = Mxfp4.empty(shape, device)
+            return Weight(MXFP4, {"words": stored.words, "scales": stored.scales}, shard)
+        tensor = torch.empty(shape, dtype=torch.float32 if field in small else dtype, device=device)
+        return Weight.dense(tensor, shard) if field in MATRICES else tensor
 
     def tensors(layer: int | None) -> dict[str, Any]:
-        return {field: allocated(field, shape) for (place, field), shape in sizes.items() if place == layer}
+        return {field: made(layer, field, shape) for (place, field), shape in sizes.items() if place == layer}
 
     whole = tensors(None)
     whole.setdefault("lm_head", whole["embed"])
@@ -193,22 +304,23 @@ def allocate_weights(
     return DecoderWeights(layers=layers, rope_divisors=rope_divisors, **whole)
 
 
-def target_rows(weights: DecoderWeights, piece: Piece) -> Tensor:
+def target_rows(weights: Weights, piece: Piece) -> Tensor:
     """The rows this piece fills."""
     owner = weights if piece.layer is None else weights.layers[piece.layer]
-    tensor: Tensor = getattr(owner, piece.field)
+    held: Weight | Tensor = getattr(owner, piece.field)
+    tensor = held.tensor if isinstance(held, Weight) else held
     if piece.expert is not None:
         tensor = tensor[piece.expert]
     return tensor[piece.first_row : piece.first_row + piece.shape[0]]
 
 
-def stored_target(weights: DecoderWeights, piece: Piece) -> Mxfp4 | None:
+def stored_target(weights: Weights, piece: Piece) -> Mxfp4 | None:
     """The matrix of a piece that is kept as stored; None for any other."""
     if piece.layer is None or piece.field not in EXPERT_MATRICES:
         return None
-    matrix = getattr(weights.layers[piece.layer], piece.field)
-    return matrix if isinstance(matrix, Mxfp4) else None
+    matrix: Weight = getattr(weights.layers[piece.layer], piece.field)
+    return matrix.stored if matrix.format is MXFP4 else None
 
 
-def _fields(layer: LayerWeights) -> dict[str, Tensor | Mxfp4 | None]:
-    return {name: getattr(layer, name) for name in LayerWeights.__slots__}
+def _fields(layer: LayerWeights[Any, Any]) -> dict[str, Any]:
+    return {field.name: getattr(layer, field.name) for field in fields(layer)}

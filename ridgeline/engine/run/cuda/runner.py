@@ -31,7 +31,7 @@ from ridgeline.engine.run.prompt_scores import PromptScores
 from ridgeline.models.decoders.cuda import CudaDecoder
 from ridgeline.models.decoders.cuda_buffers import Buffers
 from ridgeline.models.spec.model_spec import ModelSpec
-from ridgeline.models.weights.torch_weights import DecoderWeights
+from ridgeline.models.weights.torch_weights import Weights
 from ridgeline.ops.cuda.attention.prefill_attention import tile_tokens_of
 from ridgeline.ops.cuda.attention.shared_prefix import rows_per_tile
 from ridgeline.ops.cuda.blocks import copy_blocks
@@ -63,7 +63,7 @@ class CudaRunner:
         self,
         *,
         spec: ModelSpec,
-        weights: DecoderWeights,
+        weights: Weights,
         max_context: int,
         num_blocks: int,
         block_size: int,
@@ -73,7 +73,7 @@ class CudaRunner:
         cuda_graphs: bool = True,
         kv_dtype: torch.dtype | None = None,
     ) -> None:
-        device, dtype = weights.embed.device, weights.embed.dtype
+        device, dtype = weights.embed.device, weights.embed.tensor.dtype
         on_gpu = device.type == "cuda"
         sizes = ladder(max_running)
         tokens = max(step_tokens, sizes[-1])

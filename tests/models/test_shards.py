@@ -1,0 +1,142 @@
+"""The shards of several processes make the whole: fused, interleaved, stacked, transposed, quantized."""
+
+from __future__ import annotations
+
+from dataclasses import fields
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from gguf import GGMLQuantizationType
+
+from ridgeline.models.errors import UnsupportedModel
+from ridgeline.models.spec.read_spec import read_spec
+from ridgeline.models.weights.shards import WHOLE, Rank
+from ridgeline.models.weights.stream import stream_weights
+from ridgeline.models.weights.torch_weights import Weight, Weights, load_weights
+from tests.models.tiny_checkpoints import packed_as, tiny_model, write_gguf
+
+# Fused rows, rows by KV head, alternating and transposed rows, rotated pairs, experts one by one and stacked.
+FAMILIES = ("llama", "phi3", "gpt-neox", "gpt2", "glm4", "olmo2", "mixtral", "qwen2-moe", "gpt-oss")
+
+
+def parts_of(weights: Weights) -> dict[str, Any]:
+    owners = {"": weights, **{f"{number}.": layer for number, layer in enumerate(weights.layers)}}
+    return {
+        prefix + field.name: getattr(owner, field.name)
+        for prefix, owner in owners.items()
+        for field in fields(owner)
+        if field.name not in ("layers", "rope_divisors") and getattr(owner, field.name) is not None
+    }
+
+
+def joined(shards: list[Weight]) -> torch.Tensor:
+    """The full matrix from what each process holds, by the ranges that it states."""
+    assert len({(shard.shard.axis, len(shard.shard.ranges)) for shard in shards}) == 1
+    dim = -2 if shards[0].shard.axis == "rows" else -1
+    size = max(end for shard in shards for _, end in shard.shard.ranges)
+    shape = list(shards[0].tensor.shape)
+    shape[dim] = size
+    whole = torch.full(shape, float("nan"))
+    for shard in shards:
+        held = shard.tensor.split([end - begin for begin, end in shard.shard.ranges], dim)
+        for (begin, end), part in zip(shard.shard.ranges, held, strict=True):
+            whole.narrow(dim, begin, end - begin).copy_(part)
+    return whole
+
+
+def assert_joined(whole: Weights, shards: list[Weights]) -> None:
+    expected, found = parts_of(whole), [parts_of(shard) for shard in shards]
+    for name, value in expected.items():
+        held = [parts[name] for parts in found]
+        if isinstance(value, Weight) and held[0].shard is not WHOLE:
+            assert all(part.tensor.numel() < value.tensor.numel() for part in held), name
+            assert torch.equal(joined(held), value.tensor), name
+        elif isinstance(value, Weight):
+            assert all(torch.equal(part.tensor, value.tensor) for part in held), name
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_shards_of_a_checkpoint_make_the_whole(family: str, tmp_path: Path) -> None:
+    tiny_model(family).save_pretrained(tmp_path)
+    spec = read_spec(tmp_path)
+    whole = load_weights(tmp_path, spec, torch.float32)
+    shards = [load_weights(tmp_path, spec, torch.float32, rank=Rank(number, 2)) for number in range(2)]
+    assert_joined(whole, shards)
+    split = {name.partition(".")[2] for name, part in parts_of(shards[0]).items() if is_split(part)}
+    assert {"qkv", "o"} <= split
+    assert "router" not in split
+
+
+def is_split(part: Any) -> bool:
+    return isinstance(part, Weight) and part.shard is not WHOLE
+
+
+@pytest.mark.parametrize("family", ["llama", "phi3", "mixtral"])
+def test_streamed_shards_are_the_loaded_ones(family: str, tmp_path: Path) -> None:
+    tiny_model(family).save_pretrained(tmp_path)
+    spec = read_spec(tmp_path)
+    for number in range(2):
+        rank = Rank(number, 2)
+        streamed = stream_weights(tmp_path, spec, torch.float32, device="cpu", rank=rank, chunk_bytes=1000)
+        loaded = parts_of(load_weights(tmp_path, spec, torch.float32, rank=rank))
+        for name, part in parts_of(streamed).items():
+            one, other = (each.tensor if isinstance(each, Weight) else each for each in (part, loaded[name]))
+            assert torch.equal(one, other), name
+
+
+def test_biases_and_norms_of_split_rows_are_split_with_them(tmp_path: Path) -> None:
+    tiny_model("qwen2").save_pretrained(tmp_path)
+    spec = read_spec(tmp_path)
+    whole = load_weights(tmp_path, spec, torch.float32)
+    shards = [load_weights(tmp_path, spec, torch.float32, rank=Rank(number, 2)) for number in range(2)]
+    for number, layer in enumerate(whole.layers):
+        held = [shard.layers[number] for shard in shards]
+        full = torch.full_like(layer.qkv_bias, float("nan"))
+        for part in held:
+            at = 0
+            for begin, end in part.qkv.shard.ranges:
+                full[begin:end] = part.qkv_bias[at : (at := at + end - begin)]
+        assert torch.equal(full, layer.qkv_bias)
+        assert all(torch.equal(part.attn_norm, layer.attn_norm) for part in held)
+
+
+@pytest.mark.parametrize("kind", [GGMLQuantizationType.Q8_0, GGMLQuantizationType.Q4_0])
+def test_shards_of_quantized_blocks_make_the_whole(kind: GGMLQuantizationType, tmp_path: Path) -> None:
+    write_gguf(tiny_model("qwen3-wide"), tmp_path / "tiny.gguf", packed_as(kind))
+    spec = read_spec(tmp_path / "tiny.gguf")
+    whole = load_weights(tmp_path / "tiny.gguf", spec, torch.float32)
+    shards = [
+        load_weights(tmp_path / "tiny.gguf", spec, torch.float32, rank=Rank(number, 2)) for number in range(2)
+    ]
+    assert_joined(whole, shards)
+
+
+def test_several_processes_share_a_kv_head_where_there_are_fewer_heads(tmp_path: Path) -> None:
+    tiny_model("llama").save_pretrained(tmp_path)
+    spec = read_spec(tmp_path)
+    assert (spec.num_heads, spec.num_kv_heads) == (4, 2)
+    held = [load_weights(tmp_path, spec, torch.float32, rank=Rank(number, 4)) for number in range(4)]
+    ranges = [shard.layers[0].qkv.shard.ranges for shard in held]
+    assert ranges[0][1:] == ranges[1][1:] != ranges[2][1:] == ranges[3][1:]
+    assert len({one[0] for one in ranges}) == 4
+
+
+def test_heads_that_cannot_be_split_are_refused_by_name(tmp_path: Path) -> None:
+    tiny_model("llama").save_pretrained(tmp_path)
+    spec = read_spec(tmp_path)
+    with pytest.raises(UnsupportedModel, match=r"the query heads of layer 0 \(4\) cannot be split over 3"):
+        load_weights(tmp_path, spec, torch.float32, rank=Rank(0, 3))
+
+
+def test_columns_that_cut_a_quantized_block_are_refused(tmp_path: Path) -> None:
+    write_gguf(tiny_model("llama"), tmp_path / "tiny.gguf", packed_as(GGMLQuantizationType.Q8_0))
+    spec = read_spec(tmp_path / "tiny.gguf")
+    with pytest.raises(UnsupportedModel, match="are not whole blocks of 32"):
+        load_weights(tmp_path / "tiny.gguf", spec, torch.float32, rank=Rank(0, 2))
+
+
+def test_a_rank_that_does_not_exist_is_refused() -> None:
+    with pytest.raises(ValueError, match="rank 2 of 2"):
+        Rank(2, 2)
