@@ -52,7 +52,7 @@ def test_formats_say_what_is_computed_or_refused() -> None:
     assert rows["safetensors", "bfloat16"] == {"native": "bfloat16", "torch": "float32", "cuda": "bfloat16"}
     assert rows["safetensors", "float32"]["native"] == "bfloat16 (rounded)"
     assert rows["GGUF", "Q4_K"]["native"] == "int4 (Q4_K)"
-    assert rows["GGUF", "Q6_K"]["native"] == "int8 (rounded)"
+    assert rows["GGUF", "Q6_K"]["native"] == "int8 (rounded); on AVX2 int6 (Q6_K)"
     assert rows["safetensors", "mxfp4 (gpt_oss)"]["native"] == "int8"
     assert set(rows["safetensors", "nvfp4"].values()) == {None}
     assert {stored for container, stored in rows if container == "safetensors"} >= set(SERVED_FORMATS)
