@@ -119,8 +119,6 @@ def load() -> Any:
         version = library.rl_abi_version()
         if version == ABI_VERSION:
             for name, (result, arguments) in _FUNCTIONS.items():
-                if name in _NEWER and not hasattr(library, name):
-                    continue
                 function = getattr(library, name)
                 function.restype, function.argtypes = result, arguments
             return library
@@ -299,5 +297,3 @@ _FUNCTIONS: dict[str, tuple[Any, list[Any]]] = {
     "rl_measure_read": (c_double, [c_void_p, c_int64, c_int32]),
     "rl_measure_peak": (c_double, [c_char_p, c_int32, c_int32]),
 }
-# Added to this version of the interface later: a library that was built before lacks them.
-_NEWER = frozenset({"rl_expert_counts"})

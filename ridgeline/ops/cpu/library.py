@@ -141,7 +141,7 @@ class NativeDecoder:
         """For each layer with experts, the tokens that chose each of them."""
         counts: dict[int, list[int]] = {}
         for number, layer in enumerate(self.table.layers):
-            if layer.experts is None or not hasattr(self._library, "rl_expert_counts"):
+            if layer.experts is None:
                 continue
             tokens = np.empty(layer.experts.num, np.int64)
             call("rl_expert_counts", self._open(), number, tokens.ctypes.data, len(tokens))
