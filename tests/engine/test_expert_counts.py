@@ -13,7 +13,6 @@ from ridgeline.engine.start.build import build_engine
 from ridgeline.models.spec.ffn import Experts
 from ridgeline.models.spec.model_spec import ModelSpec
 from ridgeline.models.spec.read_spec import read_spec
-from ridgeline.ops.cpu import interface
 from tests.models.tiny_checkpoints import tiny_model
 
 PROMPTS = ([5, 9, 7, 30, 11], [8] * 20, [40])
@@ -22,8 +21,6 @@ FLOATS = {"weights": "float32", "kv_dtype": "float32", "kv_tokens": 1024, "threa
 
 
 def counts_of(path: Path, backend: str) -> dict[int, list[int]]:
-    if backend == "native" and not hasattr(interface.load(), "rl_expert_counts"):
-        pytest.skip("the native library was built before it counted experts: make native")
     built = build_engine(EngineConfig(model=str(path), backend=backend, **FLOATS), path)
     core = built.core
     assert all(sum(tokens) == 0 for tokens in core.expert_counts().values()), "the warm-up is not counted"
