@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import fields
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -11,14 +11,33 @@ import torch
 from gguf import GGMLQuantizationType
 
 from ridgeline.models.errors import UnsupportedModel
+from ridgeline.models.spec.model_spec import ModelSpec
 from ridgeline.models.spec.read_spec import read_spec
-from ridgeline.models.weights.shards import WHOLE, Rank
+from ridgeline.models.weights.layout import pieces
+from ridgeline.models.weights.shards import WHOLE, Rank, piece_range
 from ridgeline.models.weights.stream import stream_weights
-from ridgeline.models.weights.torch_weights import Weight, Weights, load_weights
+from ridgeline.models.weights.torch_weights import (
+    EXPERT_MATRICES,
+    MXFP4,
+    Weight,
+    Weights,
+    load_weights,
+    tensors_of,
+)
+from ridgeline.ops.mxfp4 import expanded
 from tests.models.tiny_checkpoints import packed_as, tiny_model, write_gguf
 
 # Fused rows, rows by KV head, alternating and transposed rows, rotated pairs, experts one by one and stacked.
 FAMILIES = ("llama", "phi3", "gpt-neox", "gpt2", "glm4", "olmo2", "mixtral", "qwen2-moe", "gpt-oss")
+# The vectors of a layer that are split, and those that process 0 alone holds.
+VECTORS = {
+    "llama-tied-biased": ({"qkv_bias", "gate_up_bias"}, {"o_bias", "down_bias"}),
+    "gpt2": ({"qkv_bias", "up_bias"}, {"o_bias", "down_bias"}),
+    "olmo2": ({"q_norm", "k_norm"}, set()),
+    "qwen3": (set(), set()),
+    "phimoe-published": ({"qkv_bias", "lm_head_bias"}, {"o_bias"}),
+    "gpt-oss": ({"qkv_bias", "sinks", "experts_gate_up_bias"}, {"o_bias", "experts_down_bias"}),
+}
 
 
 def parts_of(weights: Weights) -> dict[str, Any]:
@@ -46,15 +65,39 @@ def joined(shards: list[Weight]) -> torch.Tensor:
     return whole
 
 
-def assert_joined(whole: Weights, shards: list[Weights]) -> None:
+def assert_joined(spec: ModelSpec, whole: Weights, shards: list[Weights]) -> None:
     expected, found = parts_of(whole), [parts_of(shard) for shard in shards]
     for name, value in expected.items():
+        if not isinstance(value, Weight):
+            continue
         held = [parts[name] for parts in found]
-        if isinstance(value, Weight) and held[0].shard is not WHOLE:
+        if held[0].shard is not WHOLE:
             assert all(part.tensor.numel() < value.tensor.numel() for part in held), name
             assert torch.equal(joined(held), value.tensor), name
-        elif isinstance(value, Weight):
+        else:
             assert all(torch.equal(part.tensor, value.tensor) for part in held), name
+    for number, parts in enumerate(found):
+        vectors = {name: part for name, part in parts.items() if not isinstance(part, Weight)}
+        wanted = vector_shards(spec, expected, Rank(number, len(shards)))
+        assert vectors.keys() == wanted.keys()
+        assert all(torch.equal(vectors[name], wanted[name]) for name in wanted)
+
+
+def vector_shards(spec: ModelSpec, whole: dict[str, Any], rank: Rank) -> dict[str, torch.Tensor]:
+    """The vectors that a process holds: the ranges of their pieces, cut out of the whole ones."""
+    rows: dict[str, list[torch.Tensor]] = {}
+    stacked = set()
+    for piece in pieces(spec):
+        name = piece.field if piece.layer is None else f"{piece.layer}.{piece.field}"
+        _, (begin, end) = piece_range(piece, spec, rank)
+        if isinstance(whole[name], Weight) or begin == end:
+            continue
+        full = whole[name] if piece.expert is None else whole[name][piece.expert]
+        rows.setdefault(name, []).append(full[piece.first_row + begin : piece.first_row + end])
+        if piece.expert is not None:
+            stacked.add(name)
+    held = {name: torch.cat(parts) for name, parts in rows.items()}
+    return {name: held[name].view(len(whole[name]), -1) if name in stacked else held[name] for name in held}
 
 
 @pytest.mark.parametrize("family", FAMILIES)
@@ -63,7 +106,7 @@ def test_shards_of_a_checkpoint_make_the_whole(family: str, tmp_path: Path) -> N
     spec = read_spec(tmp_path)
     whole = load_weights(tmp_path, spec, torch.float32)
     shards = [load_weights(tmp_path, spec, torch.float32, rank=Rank(number, 2)) for number in range(2)]
-    assert_joined(whole, shards)
+    assert_joined(spec, whole, shards)
     split = {name.partition(".")[2] for name, part in parts_of(shards[0]).items() if is_split(part)}
     assert {"qkv", "o"} <= split
     assert "router" not in split
@@ -73,7 +116,24 @@ def is_split(part: Any) -> bool:
     return isinstance(part, Weight) and part.shard is not WHOLE
 
 
-@pytest.mark.parametrize("family", ["llama", "phi3", "mixtral"])
+@pytest.mark.parametrize("family", VECTORS)
+def test_vectors_are_split_with_their_rows_and_added_once(family: str, tmp_path: Path) -> None:
+    tiny_model(family).save_pretrained(tmp_path)
+    spec = read_spec(tmp_path)
+    whole = load_weights(tmp_path, spec, torch.float32)
+    shards = [load_weights(tmp_path, spec, torch.float32, rank=Rank(number, 2)) for number in range(2)]
+    assert_joined(spec, whole, shards)
+    full, first, second = (parts_of(weights) for weights in (whole, *shards))
+    vectors = {name for name, part in full.items() if not isinstance(part, Weight)}
+    split, once = VECTORS[family]
+    for name in vectors:
+        field = name.rpartition(".")[2]
+        assert (first[name].shape != full[name].shape) == (field in split), name
+        assert (name not in second) == (field in once), name
+    assert split | once <= {name.rpartition(".")[2] for name in vectors}
+
+
+@pytest.mark.parametrize("family", ["llama", "phi3", "mixtral", "gpt-oss"])
 def test_streamed_shards_are_the_loaded_ones(family: str, tmp_path: Path) -> None:
     tiny_model(family).save_pretrained(tmp_path)
     spec = read_spec(tmp_path)
@@ -81,9 +141,39 @@ def test_streamed_shards_are_the_loaded_ones(family: str, tmp_path: Path) -> Non
         rank = Rank(number, 2)
         streamed = stream_weights(tmp_path, spec, torch.float32, device="cpu", rank=rank, chunk_bytes=1000)
         loaded = parts_of(load_weights(tmp_path, spec, torch.float32, rank=rank))
+        assert parts_of(streamed).keys() == loaded.keys()
         for name, part in parts_of(streamed).items():
             one, other = (each.tensor if isinstance(each, Weight) else each for each in (part, loaded[name]))
             assert torch.equal(one, other), name
+
+
+def test_streamed_shards_of_stored_experts_have_the_values_of_expanded_ones(tmp_path: Path) -> None:
+    tiny_model("gpt-oss-mxfp4-wide").save_pretrained(tmp_path)
+    spec = read_spec(tmp_path)
+    for number in range(2):
+        rank = Rank(number, 2)
+        stored = stream_weights(
+            tmp_path, spec, torch.float32, device="cpu", rank=rank, stored_experts=True, chunk_bytes=1000
+        )
+        plain = load_weights(tmp_path, spec, torch.float32, rank=rank)
+        for ours, theirs in zip(stored.layers, plain.layers, strict=True):
+            for name in EXPERT_MATRICES:
+                mine, other = getattr(ours, name), getattr(theirs, name)
+                assert (mine.format, mine.shard) == (MXFP4, other.shard)
+                assert mine.shard is not WHOLE
+                assert torch.equal(expanded(mine.stored), other.tensor), name
+
+
+def test_a_decoder_refuses_shards(tmp_path: Path) -> None:
+    tiny_model("llama").save_pretrained(tmp_path)
+    spec = read_spec(tmp_path)
+    shard = load_weights(tmp_path, spec, torch.float32, rank=Rank(1, 2))
+    with pytest.raises(ValueError, match="embed is a shard \\(its rows of rank 1 of 2\\)"):
+        tensors_of(shard)
+    whole = load_weights(tmp_path, spec, torch.float32)
+    whole.layers[2] = replace(whole.layers[2], o=shard.layers[2].o)
+    with pytest.raises(ValueError, match="o of layer 2 is a shard \\(its columns"):
+        tensors_of(whole)
 
 
 def test_biases_and_norms_of_split_rows_are_split_with_them(tmp_path: Path) -> None:
@@ -110,7 +200,7 @@ def test_shards_of_quantized_blocks_make_the_whole(kind: GGMLQuantizationType, t
     shards = [
         load_weights(tmp_path / "tiny.gguf", spec, torch.float32, rank=Rank(number, 2)) for number in range(2)
     ]
-    assert_joined(whole, shards)
+    assert_joined(spec, whole, shards)
 
 
 def test_several_processes_share_a_kv_head_where_there_are_fewer_heads(tmp_path: Path) -> None:

@@ -205,6 +205,10 @@ def published_parts(packed: np.ndarray, shape: tuple[int, ...]) -> dict[str, tor
 EXPERT_MODELS: dict[str, Callable[[], PreTrainedModel]] = {
     **{name: partial(_declared, name) for name in EXPERTS},
     "gpt-oss-mxfp4": lambda: PublishedGptOss(GptOssConfig(**settings_of("gpt-oss") | {"swiglu_limit": 7.0})),
+    # Two processes can share an expert's columns: 2 blocks of 32 each.
+    "gpt-oss-mxfp4-wide": lambda: PublishedGptOss(
+        GptOssConfig(**settings_of("gpt-oss") | {"intermediate_size": 128})
+    ),
 }
 
 # The end of a parameter's name in transformers, and its name in a GGUF file.

@@ -1,8 +1,9 @@
 """Shards: the slice of every weight that one of several processes holds, for tensor parallelism.
 
 Attention is split by head, an FFN by inner column, the vocabulary by row; the matrices after them (o, down)
-by column, so that a layer needs one sum over the processes for each. Everything else is held whole. Works on
-pieces and places: a loader reads a shard as it reads a whole checkpoint. Reads no files.
+by column, so that a layer needs one sum over the processes for each. A bias of those is part of that sum and
+is held by process 0 alone. Everything else is held whole. Works on pieces and places: a loader reads a shard
+as it reads a whole checkpoint. Reads no files.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from ridgeline.models.weights.layout import Piece
 from ridgeline.models.weights.places import Place
 
 Axis = Literal["whole", "rows", "columns"]
+Split = Axis | Literal["once"]  # once: process 0 holds it whole, the others hold nothing
 
 # role, without _bias → what its rows or columns are
 _ROWS = {
@@ -70,6 +72,8 @@ def shard_places(places: Mapping[Piece, Place], spec: ModelSpec, rank: Rank) -> 
     filled: dict[tuple[int | None, str, int | None], int] = {}  # rows of each tensor so far
     for piece, place in places.items():
         axis, (begin, end) = piece_range(piece, spec, rank)
+        if begin == end:
+            continue
         tensor = piece.layer, piece.field, piece.expert
         first = filled.get(tensor, 0)
         if axis == "columns":
@@ -77,7 +81,7 @@ def shard_places(places: Mapping[Piece, Place], spec: ModelSpec, rank: Rank) -> 
             sharded[mine] = replace(place, columns=(begin, end))
         else:
             mine = replace(piece, shape=(end - begin, *piece.shape[1:]), first_row=first)
-            sharded[mine] = place if axis == "whole" else _rows_of(place, piece, begin, end)
+            sharded[mine] = _rows_of(place, piece, begin, end) if axis == "rows" else place
         filled[tensor] = first + mine.shape[0]
     return sharded
 
@@ -91,7 +95,7 @@ def tensor_shards(
         if rank.world == 1 or (piece.expert or 0) > 0:
             continue
         axis, (begin, end) = piece_range(piece, spec, rank)
-        if axis == "whole":
+        if axis == "whole" or axis == "once":
             continue
         offset = piece.first_row if axis == "rows" else 0
         before = found.get((piece.layer, piece.field), Shard(axis, rank))
@@ -101,12 +105,14 @@ def tensor_shards(
     return found
 
 
-def piece_range(piece: Piece, spec: ModelSpec, rank: Rank) -> tuple[Axis, tuple[int, int]]:
+def piece_range(piece: Piece, spec: ModelSpec, rank: Rank) -> tuple[Split, tuple[int, int]]:
     """The axis that a piece is split along, and this process's [begin, end) of its rows or columns."""
     role = piece.role.removesuffix("_bias")
     if role in _ROWS:
         return "rows", _range(_ROWS[role], piece.shape[0], piece, spec, rank)
-    if role in _COLUMNS and len(piece.shape) == 2:
+    if role in _COLUMNS and role != piece.role:
+        return "once", (0, piece.shape[0] if rank.number == 0 else 0)
+    if role in _COLUMNS:
         return "columns", _range(_COLUMNS[role], piece.shape[1], piece, spec, rank)
     if role in ("q_norm", "k_norm") and _norms_whole_projections(piece, spec):
         return "rows", _range("heads" if role == "q_norm" else "kv_heads", piece.shape[0], piece, spec, rank)

@@ -167,13 +167,14 @@ MATRICES = frozenset(
 
 
 def tensors_of(weights: Weights) -> DecoderTensors:
-    """The tensors, for a decoder that is being built."""
+    """The tensors, for a decoder that is being built. Shards are rejected: it computes whole matrices."""
+    _require_whole(weights)
     embed = weights.embed.tensor
     return DecoderWeights(
         embed=embed,
         final_norm=weights.final_norm,
         lm_head=embed if weights.lm_head is weights.embed else weights.lm_head.tensor,
-        layers=[layer_tensors(layer) for layer in weights.layers],
+        layers=[_layer_tensors(layer) for layer in weights.layers],
         final_norm_bias=weights.final_norm_bias,
         lm_head_bias=weights.lm_head_bias,
         positions=weights.positions,
@@ -181,7 +182,19 @@ def tensors_of(weights: Weights) -> DecoderTensors:
     )
 
 
-def layer_tensors(layer: LayerWeights[Weight, Weight]) -> LayerTensors:
+def _require_whole(weights: Weights) -> None:
+    top = {"embed": weights.embed, "lm_head": weights.lm_head}
+    for number, held in enumerate([top, *map(_fields, weights.layers)]):
+        for name, weight in held.items():
+            if isinstance(weight, Weight) and weight.shard.axis != "whole":
+                shard, where = weight.shard, f" of layer {number - 1}" if number else ""
+                raise ValueError(
+                    f"{name}{where} is a shard (its {shard.axis} of rank {shard.rank.number} of "
+                    f"{shard.rank.world}); a decoder needs whole matrices: load them without a rank"
+                )
+
+
+def _layer_tensors(layer: LayerWeights[Weight, Weight]) -> LayerTensors:
     def taken(held: Any) -> Any:
         if not isinstance(held, Weight):
             return held
