@@ -36,7 +36,7 @@ class Mode(NamedTuple):
 
 FLOATS = {"weights": "float32", "kv_dtype": "float32"}
 MODES = {
-    "torch": Mode("torch", {"dtype": "float32"}, 1e-4),
+    "torch": Mode("torch", {"weights": "float32"}, 1e-4),
     "native": Mode("native", FLOATS, 1e-4),
     "deterministic": Mode("native", {**FLOATS, "deterministic": True}, 0.0),
 }
