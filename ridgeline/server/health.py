@@ -124,11 +124,13 @@ async def experts(request: Request) -> Response:
     client = ServedModels.of(request).served(query.model).model.engine.client
     if client is None:
         raise NotReady("the engine is not running")
-    layers = [
-        ExpertTokens(layer, round(imbalance(tokens), 4), tokens)
-        for layer, tokens in (await client.count_experts()).items()
-    ]
-    return _json(ExpertList(data=layers))
+    counts = await client.count_experts()
+    return _json(ExpertList(data=[_expert_tokens(layer, tokens) for layer, tokens in counts.items()]))
+
+
+def _expert_tokens(layer: int, tokens: list[int]) -> ExpertTokens:
+    value = imbalance(tokens)
+    return ExpertTokens(layer, None if value is None else round(value, 4), tokens)
 
 
 def _card(served_models: ServedModels, model: Model, name: str) -> ModelCard:

@@ -23,13 +23,16 @@ class ExpertLoad:
             before = self._last.get(layer)
             if before is None or any(now < then for now, then in zip(tokens, before, strict=True)):
                 before = [0] * len(tokens)
-            since = [now - then for now, then in zip(tokens, before, strict=True)]
-            if any(since):
-                self.imbalance[layer] = imbalance(since)
+            value = imbalance([now - then for now, then in zip(tokens, before, strict=True)])
+            if value is not None:
+                self.imbalance[layer] = value
         self._last = counts
 
 
-def imbalance(tokens: Sequence[int]) -> float:
-    """Tokens of the busiest expert over the mean: 1 is even; with one busy expert, the number of experts."""
+def imbalance(tokens: Sequence[int]) -> float | None:
+    """Tokens of the busiest expert over the mean: 1 is even; with one busy expert, the number of experts.
+
+    None if no token was counted.
+    """
     total = sum(tokens)
-    return max(tokens) * len(tokens) / total if total else 1.0
+    return max(tokens) * len(tokens) / total if total else None

@@ -63,14 +63,15 @@ def greedy(max_tokens: int) -> SamplingParams:
 
 
 @pytest.mark.parametrize("name", TRIED)
-def test_answers_are_those_of_the_torch_decoder(name):
+def test_answers_and_counts_of_experts_are_those_of_the_torch_decoder(name):
     """The second request ends first: the first goes on alone."""
     spec = SPECS[name]
     weights = weights_of(spec, torch.float32)
     work: Work = [(prompt(17), greedy(3)), (prompt(5), greedy(3))]
-    found = serve(cuda_runner(spec, weights, SIZES), SIZES, work)
-    expected = serve(torch_runner(spec, weights, SIZES), SIZES, work)
+    runner, twin = cuda_runner(spec, weights, SIZES), torch_runner(spec, weights, SIZES)
+    found, expected = serve(runner, SIZES, work), serve(twin, SIZES, work)
     assert tokens_of(found) == tokens_of(expected)
+    assert runner.expert_counts() == twin.expert_counts()
     for (mine,), (theirs,) in zip(found, expected, strict=True):
         assert (mine.error, theirs.error) == (None, None)
         values = [[p for each in answer.logprobs for _, p in each.top] for answer in (mine, theirs)]

@@ -49,7 +49,7 @@ def expert_layers(spec: ModelSpec) -> dict[int, Experts]:
 
 
 @pytest.mark.parametrize("backend", ["torch", "native"])
-@pytest.mark.parametrize("family", ["mixtral", "qwen2-moe"])
+@pytest.mark.parametrize("family", ["mixtral", "qwen2-moe", "phimoe"])
 def test_every_token_of_every_layer_is_counted_once_per_chosen_expert(
     family: str, backend: str, tmp_path: Path, weights_are_not_kept: None
 ) -> None:

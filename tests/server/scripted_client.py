@@ -97,7 +97,7 @@ class ScriptedClient:
         return [step for step in steps if step.step_id > since]
 
     async def count_experts(self) -> dict[int, list[int]]:
-        return {1: [6, 2, 0, 0], 3: [2, 2, 2, 2]}
+        return {1: [6, 2, 0, 0], 3: [2, 2, 2, 2], 5: [0, 0, 0, 0]}
 
 
 class ScriptedRequest:

@@ -73,7 +73,9 @@ async def test_the_load_of_experts_is_counted_by_layer(stage: Stage) -> None:
         told = (await http.get("/debug/experts?model=alias")).json()
     assert 'ridgeline:expert_imbalance{layer="1",model_name="m"} 3.0' in metrics
     assert 'ridgeline:expert_imbalance{layer="3",model_name="m"} 1.0' in metrics
+    assert 'expert_imbalance{layer="5"' not in metrics
     assert told["data"][0] == {"layer": 1, "imbalance": 3.0, "tokens": [6, 2, 0, 0]}
+    assert told["data"][2] == {"layer": 5, "imbalance": None, "tokens": [0, 0, 0, 0]}
 
 
 async def test_an_engine_that_does_not_answer_leaves_the_metrics_served(

@@ -123,7 +123,7 @@ class ExpertsPart:
         (chosen, shares), logits, matrix = self._choice(tokens), scratch.logits[:tokens], there(w.router)
         if router.scores == "sparsemixer":
             linear(x, matrix, logits, w.router_bias, deterministic=self._deterministic)
-            sparsemixer(logits, chosen, shares, router.margin)
+            sparsemixer(logits, chosen, shares, router.margin, counts=self.tokens, slots=slots)
             return
         options: dict[str, Any] = {
             "scores": router.scores,

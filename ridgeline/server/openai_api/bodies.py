@@ -225,7 +225,7 @@ class ExpertTokens(msgspec.Struct, frozen=True):
     """One layer: the tokens that chose each expert; imbalance: of the busiest expert over the mean."""
 
     layer: int
-    imbalance: float
+    imbalance: float | None  # null without tokens
     tokens: list[int]
 
 

@@ -24,6 +24,17 @@ def test_experts_and_weights_are_those_of_the_reference(experts, per_token, marg
     assert_close(weights, shares, torch.float32)
 
 
+def test_chosen_experts_are_counted_but_not_those_of_padding(device):
+    logits = torch.randn(4, 6, device=device)
+    chosen = torch.full((4, 2), -1, dtype=torch.int32, device=device)
+    counts = torch.zeros(6, dtype=torch.int64, device=device)
+    slots = torch.tensor([7, -1, 0, 3], dtype=torch.int32, device=device)
+    for _ in range(2):
+        sparsemixer(logits, chosen, torch.empty(4, 2, device=device), 0.1, counts=counts, slots=slots)
+    expected = torch.bincount(chosen[[0, 2, 3]].flatten().long(), minlength=6) * 2
+    assert counts.tolist() == expected.tolist()
+
+
 def test_logits_that_are_not_finite_choose_different_experts(device):
     logits = torch.full((3, 6), float("nan"), device=device)
     logits[1], logits[2] = float("-inf"), float("inf")

@@ -9,8 +9,19 @@ from torch import Tensor
 from ridgeline.ops.cuda.launch import PDL, let_next_start, pdl_options, wait_for_inputs
 
 
-def sparsemixer(logits: Tensor, chosen: Tensor, weights: Tensor, margin: float) -> None:
-    """logits [T, E] → chosen [T, per_token] int32 and weights float32, as `reference.sparsemixer`."""
+def sparsemixer(
+    logits: Tensor,
+    chosen: Tensor,
+    weights: Tensor,
+    margin: float,
+    *,
+    counts: Tensor | None = None,
+    slots: Tensor | None = None,
+) -> None:
+    """logits [T, E] → chosen [T, per_token] int32 and weights float32, as `reference.sparsemixer`.
+
+    counts [E] int64: each chosen expert's is raised by 1, for tokens whose slot [T] int32 is not negative.
+    """
     tokens, experts = logits.shape
     if tokens == 0:
         return
@@ -18,6 +29,8 @@ def sparsemixer(logits: Tensor, chosen: Tensor, weights: Tensor, margin: float) 
         logits,
         chosen,
         weights,
+        counts,
+        slots,
         margin,
         E=experts,
         PER_TOKEN=chosen.shape[1],
@@ -29,8 +42,9 @@ def sparsemixer(logits: Tensor, chosen: Tensor, weights: Tensor, margin: float) 
 
 @triton.jit(do_not_specialize=["margin"])
 def _sparsemixer_kernel(
-    logits, chosen, weights, margin, E: tl.constexpr, PER_TOKEN: tl.constexpr, PDL: tl.constexpr
-):
+    logits, chosen, weights, counts, slots, margin,
+    E: tl.constexpr, PER_TOKEN: tl.constexpr, PDL: tl.constexpr,
+):  # fmt: skip
     """Whatever the logits are, the choice is different experts below E: they are used as addresses."""
     let_next_start(PDL)
     wait_for_inputs(PDL)
@@ -45,4 +59,7 @@ def _sparsemixer_kernel(
         shares = tl.where(near | (expert == found), tl.exp(left - best), 0.0)
         tl.store(chosen + token * PER_TOKEN + place, found)
         tl.store(weights + token * PER_TOKEN + place, 1.0 / tl.sum(shares, 0))
+        if counts is not None:
+            live = tl.load(slots + token) >= 0  # padding is not counted
+            tl.atomic_add(counts + found, live.to(tl.int64), sem="relaxed")
         left = tl.where(expert == found, float("-inf"), left)
