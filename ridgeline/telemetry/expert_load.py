@@ -1,32 +1,59 @@
 """How evenly tokens fall on the experts of each layer, from the engine's counters.
 
-The server asks the engine when /metrics is read and passes the counts here. The imbalance is that of the
-tokens since the previous reading, so that a change of traffic shows at once.
+The server asks the engine when /metrics is read and passes the counts here. The imbalance is that of an
+interval of at least 15 s, so that a second scraper does not change what the first one reads.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import time
+from collections.abc import Callable, Mapping, Sequence
 
 ExpertCounts = Mapping[int, Sequence[int]]  # layer → for each of its experts, the tokens that chose it
+INTERVAL_S = 15.0
 
 
 class ExpertLoad:
-    """The imbalance of each layer. Counters that have decreased belong to a new engine."""
+    """`imbalance`: of each layer, in the last complete interval; a layer without tokens in it is absent.
 
-    def __init__(self) -> None:
-        self._last: ExpertCounts = {}
+    An interval ends with the first reading INTERVAL_S after its start. The first one begins with the engine
+    and ends with the first reading. Counters that have decreased belong to a new engine.
+    """
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._start: ExpertCounts | None = None  # the counters at the interval's start
+        self._started = 0.0
+        self._complete: dict[int, float] = {}
         self.imbalance: dict[int, float] = {}
 
-    def observe(self, counts: ExpertCounts) -> None:
+    def observe(self, counts: ExpertCounts | None) -> None:
+        """The engine's counters now; None: it did not answer, and no imbalance is known."""
+        if counts is None:
+            self.imbalance = {}
+            return
+        if self._start is None or _is_new_engine(counts, self._start):
+            self._end_interval(counts, {})
+        elif self._clock() - self._started >= INTERVAL_S:
+            self._end_interval(counts, self._start)
+        self.imbalance = self._complete
+
+    def _end_interval(self, counts: ExpertCounts, start: ExpertCounts) -> None:
+        self._complete = {}
         for layer, tokens in counts.items():
-            before = self._last.get(layer)
-            if before is None or any(now < then for now, then in zip(tokens, before, strict=True)):
-                before = [0] * len(tokens)
+            before = start.get(layer, [0] * len(tokens))
             value = imbalance([now - then for now, then in zip(tokens, before, strict=True)])
             if value is not None:
-                self.imbalance[layer] = value
-        self._last = counts
+                self._complete[layer] = value
+        self._start, self._started = counts, self._clock()
+
+
+def _is_new_engine(counts: ExpertCounts, start: ExpertCounts) -> bool:
+    return any(
+        now < then
+        for layer, before in start.items()
+        for now, then in zip(counts.get(layer, ()), before, strict=False)
+    )
 
 
 def imbalance(tokens: Sequence[int]) -> float | None:

@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from itertools import accumulate
 from typing import TYPE_CHECKING, Any
 
-from ridgeline.telemetry.expert_load import ExpertLoad
+from ridgeline.telemetry.expert_load import INTERVAL_S, ExpertLoad
 from ridgeline.telemetry.stats import EngineStats
 from ridgeline.telemetry.timing import TimingRecord
 
@@ -211,7 +211,7 @@ class ServerMetrics:
             for name, (doc, buckets) in HISTOGRAMS.items()
         }
         self._token_gaps = TokenGaps()
-        self.expert_load = ExpertLoad()
+        self.expert_load = ExpertLoad(clock)
         self._success = labelled(
             Counter, "request_success", "Requests that ended, by reason", "finished_reason", "endpoint"
         )
@@ -324,7 +324,10 @@ class _EngineCollector:
         yield up
         yield self._metrics._token_gaps.family(model)
         if self._metrics.expert_load.imbalance:
-            doc = "Tokens of a layer's busiest expert over the mean of its experts, since the last scrape"
+            doc = (
+                "Tokens of a layer's busiest expert over the mean of its experts, in the last interval of at "
+                f"least {INTERVAL_S:g} s between scrapes"
+            )
             family = GaugeMetricFamily(PREFIX + "expert_imbalance", doc, labels=["model_name", "layer"])
             for layer, value in self._metrics.expert_load.imbalance.items():
                 family.add_metric([model, str(layer)], value)
