@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import time
-from contextlib import suppress
 from typing import Annotated
 
 import msgspec
@@ -13,6 +12,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 import ridgeline
+from ridgeline.engine.client.client import AsyncClient
 from ridgeline.engine.errors import EngineDied
 from ridgeline.server.batches.conversion import converted
 from ridgeline.server.errors import NotReady
@@ -29,7 +29,7 @@ from ridgeline.server.openai_api.bodies import (
     encode,
 )
 from ridgeline.server.served_models import Model, ServedModels
-from ridgeline.telemetry.expert_load import imbalance
+from ridgeline.telemetry.expert_load import ExpertCounts, imbalance
 from ridgeline.telemetry.metrics import render_all
 from ridgeline.telemetry.stats import EngineStats
 from ridgeline.web import home
@@ -80,17 +80,31 @@ async def version(request: Request) -> Response:
 
 
 async def metrics(request: Request) -> Response:
+    models = ServedModels.of(request).models
+    counted = await asyncio.gather(*(_expert_counts(model) for model in models))
     scrapes = []
-    for model in ServedModels.of(request).models:
+    for model, counts in zip(models, counted, strict=True):
+        model.metrics.expert_load.observe(counts)
         client = model.engine.client
-        is_up = client is not None and not client.closed.is_set()
-        if client is not None and is_up and client.hello.counts_experts:
-            with suppress(TimeoutError, EngineDied):  # a busy engine: the figures of the last scrape stay
-                async with asyncio.timeout(EXPERTS_TIMEOUT_S):
-                    model.metrics.expert_load.observe(await client.count_experts())
-        scrapes.append((model.metrics, client.stats if client else EngineStats(), is_up))
+        scrapes.append((model.metrics, client.stats if client else EngineStats(), _is_up(client)))
     body, content_type = render_all(scrapes)
     return Response(body, headers={"content-type": content_type})
+
+
+async def _expert_counts(model: Model) -> ExpertCounts | None:
+    """The counters of the model's experts; None if it has none, or its engine is busy or down."""
+    client = model.engine.client
+    if client is None or not _is_up(client) or not client.hello.counts_experts:
+        return None
+    try:
+        async with asyncio.timeout(EXPERTS_TIMEOUT_S):
+            return await client.count_experts()
+    except (TimeoutError, EngineDied):
+        return None
+
+
+def _is_up(client: AsyncClient | None) -> bool:
+    return client is not None and not client.closed.is_set()
 
 
 async def list_models(request: Request) -> Response:

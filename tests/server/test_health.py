@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 
 import msgspec
 import pytest
@@ -11,7 +12,9 @@ import pytest
 import ridgeline
 from ridgeline.server import health
 from ridgeline.server.config import ServerConfig
-from tests.server.scripted_client import MAX_CONTEXT
+from ridgeline.server.served_models import Model
+from ridgeline.telemetry.metrics import ServerMetrics
+from tests.server.scripted_client import MAX_CONTEXT, ScriptedClient, ScriptedSupervisor, say
 from tests.server.stage import CHAT, Stage
 
 
@@ -78,20 +81,49 @@ async def test_the_load_of_experts_is_counted_by_layer(stage: Stage) -> None:
     assert told["data"][2] == {"layer": 5, "imbalance": None, "tokens": [0, 0, 0, 0]}
 
 
+async def never() -> dict[int, list[int]]:
+    await asyncio.Event().wait()
+    raise AssertionError
+
+
 async def test_an_engine_that_does_not_answer_leaves_the_metrics_served(
     stage: Stage, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async def never() -> dict[int, list[int]]:
-        await asyncio.Event().wait()
-        raise AssertionError
-
     stage.client.hello = msgspec.structs.replace(stage.client.hello, counts_experts=True)
-    monkeypatch.setattr(stage.client, "count_experts", never)
     monkeypatch.setattr(health, "EXPERTS_TIMEOUT_S", 0.01)
     async with stage.http() as http:
+        assert "expert_imbalance" in (await http.get("/metrics")).text
+        monkeypatch.setattr(stage.client, "count_experts", never)
         metrics = (await http.get("/metrics")).text
     assert 'ridgeline:engine_up{model_name="m"} 1.0' in metrics
     assert "expert_imbalance" not in metrics
+
+
+async def test_engines_are_asked_at_the_same_time_and_a_silent_one_holds_no_other_up(
+    stage: Stage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    last_is_asked = asyncio.Event()
+
+    async def wait_for_the_last() -> dict[int, list[int]]:
+        await last_is_asked.wait()
+        return {1: [1, 1]}
+
+    async def last() -> dict[int, list[int]]:
+        last_is_asked.set()
+        return {1: [2, 0]}
+
+    models = []
+    for name, count in (("first", wait_for_the_last), ("silent", never), ("last", last)):
+        client = ScriptedClient(say("hé!"), "")
+        client.hello = msgspec.structs.replace(client.hello, counts_experts=True)
+        monkeypatch.setattr(client, "count_experts", count)
+        models.append(Model((name,), ScriptedSupervisor(client), ServerMetrics(name)))
+    stage.served_models.models = tuple(models)
+    monkeypatch.setattr(health, "EXPERTS_TIMEOUT_S", 0.3)
+    async with stage.http() as http:
+        metrics = (await http.get("/metrics")).text
+    found = re.findall(r'^ridgeline:expert_imbalance{layer="1",model_name="(\w+)"} (\S+)', metrics, re.M)
+    assert found == [("first", "1.0"), ("last", "2.0")]
 
 
 async def test_version(stage: Stage) -> None:
