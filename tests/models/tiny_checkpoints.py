@@ -188,11 +188,20 @@ def packed_as(kind: gguf.GGMLQuantizationType) -> Pack:
 
 
 def write_gguf(
-    model: PreTrainedModel, path: Path, pack: Pack, tensors: dict[str, np.ndarray] | None = None
+    model: PreTrainedModel,
+    path: Path,
+    pack: Pack,
+    tensors: dict[str, np.ndarray] | None = None,
+    changes: dict[str, Any] | None = None,
 ) -> None:
-    """The model as llama.cpp's converter would write it; `pack` chooses each tensor's type."""
+    """The model as llama.cpp's converter would write it; `pack` chooses each tensor's type.
+
+    `changes`: keys of the architecture with other values.
+    """
     writer = gguf.GGUFWriter(path, gguf_architecture(model))
     _write_metadata(writer, model)
+    for key, value in (changes or {}).items():
+        add_value(writer, f"{gguf_architecture(model)}.{key}", value)
     for name, tensor in (tensors or gguf_tensors(model)).items():
         values, kind = pack(name, tensor)
         writer.add_tensor(name, values, raw_dtype=kind)

@@ -8,7 +8,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from ridgeline.models.spec.ffn import Router
+from ridgeline.models.errors import UnsupportedModel
+from ridgeline.models.files.config_values import ConfigValues, shown
+from ridgeline.models.spec.ffn import Experts, Router
 from ridgeline.models.spec.names import HF_NAMES, Fused
 
 PLAIN_ROUTER = Router()
@@ -65,3 +67,21 @@ GRANITE_MOE_NAMES = HF_NAMES.changed(
         "shared_down": "shared_mlp.output_linear.weight",
     }
 )
+
+
+def check_sparsemixer(
+    values: ConfigValues, experts: Experts, *, per_token: str, normalized: str = "", scale: str = ""
+) -> None:
+    """Sparsemixer chooses two experts and computes their weights. Names the keys that say otherwise."""
+    if experts.router.scores != "sparsemixer":
+        return
+    for key, found, computed in (
+        (per_token, experts.per_token, 2),
+        (normalized, experts.router.normalized, False),
+        (scale, experts.router.scale, 1.0),
+    ):
+        if found != computed:
+            raise UnsupportedModel(
+                f"{values.where}: {values.shown(key)} = {shown(found)} is not supported with routing by "
+                f"sparsemixer, only {shown(computed)}"
+            )

@@ -23,7 +23,7 @@ from ridgeline.models.spec.ffn import Dense, Experts, Router
 from ridgeline.models.spec.layer_spec import LayerSpec
 from ridgeline.models.spec.mixers import Attention, QkNorm, QueryScale
 from ridgeline.models.spec.model_spec import ModelSpec, NormSpec, longest_context
-from ridgeline.models.spec.moe_families import ExpertKeys
+from ridgeline.models.spec.moe_families import ExpertKeys, check_sparsemixer
 from ridgeline.models.spec.names import Fused, NameMap
 from ridgeline.models.spec.readers.end_tokens import gguf_end_ids
 from ridgeline.models.spec.readers.gguf_rope import ROPE_TENSORS, read_gguf_ropes
@@ -34,8 +34,10 @@ from ridgeline.models.spec.readers.hf_rope import rope_notes
 SILENT_KEYS = {"vocab_size", "tensor_data_layout", "rope.scaling.finetuned"}
 EPS_KEYS = {"rms": "attention.layer_norm_rms_epsilon", "layer": "attention.layer_norm_epsilon"}
 
-# expert_gating_func → the scores of a router. 3: a softmax over the chosen experts, the same if normalized.
+# expert_gating_func → the scores of a router. A softmax over the chosen experts is the softmax over all,
+# normalized.
 GATING = {1: "softmax", 2: "sigmoid", 3: "softmax"}
+SOFTMAX_OF_CHOSEN = 3
 
 
 def spec_from_gguf(gguf: GgufFile) -> ModelSpec:
@@ -214,22 +216,33 @@ def _read_experts(
         clamp=family.defaults[keys.clamp] if keys.clamp else None,
         bias=has("expert_up_bias"),
     )
+    check_sparsemixer(
+        values,
+        experts,
+        per_token="expert_used_count",
+        normalized="expert_weights_norm",
+        scale="expert_weights_scale",
+    )
     return experts, layers
 
 
 def _read_router(values: ConfigValues, family: Family, keys: ExpertKeys, *, bias: bool) -> Router:
+    gating = values.optional_integer("expert_gating_func")
+    of_chosen = gating == SOFTMAX_OF_CHOSEN
     router = replace(
         keys.router,
-        normalized=values.flag("expert_weights_norm", default=keys.gguf_normalized),
+        normalized=values.flag("expert_weights_norm", default=of_chosen or keys.gguf_normalized),
         scale=values.optional_number("expert_weights_scale") or 1.0,
         bias=bias,
         margin=2 * family.defaults[keys.margin] if keys.margin else 0.0,
     )
-    gating = values.optional_integer("expert_gating_func")
+    gating_key, norm_key = values.shown("expert_gating_func"), values.shown("expert_weights_norm")
     if gating is not None and GATING.get(gating) != router.scores:
         raise UnsupportedModel(
-            f"{values.where}: expert_gating_func = {gating} in the family {family.name} is not supported"
+            f"{values.where}: {gating_key} = {gating} in the family {family.name} is not supported"
         )
+    if of_chosen and not router.normalized:
+        raise UnsupportedModel(f"{values.where}: {norm_key} = false with {gating_key} = 3 is not supported")
     return router
 
 
@@ -256,9 +269,16 @@ def _is_rotated(family: Family, index: int) -> bool:
 
 
 def _windows(values: ConfigValues, family: Family, count: int) -> list[int | None]:
-    size = values.optional_integer("attention.sliding_window", minimum=0) or None
+    key = "attention.sliding_window"
+    stated = values.optional_integer(key, minimum=0)
+    size = stated or None
     if family.window_rule == "chunks":
         chunk: int = family.defaults["attention_chunk_size"]
+        if stated not in (None, chunk):
+            raise UnsupportedModel(
+                f"{values.where}: {values.shown(key)} = {stated} is not supported; {family.name} computes "
+                f"chunks of {chunk} tokens"
+            )
         return [chunk if _is_rotated(family, index) else None for index in range(count)]
     if family.window_rule == "pattern" and size is None:
         raise BrokenModel(f"{values.where}: {family.name} needs attention.sliding_window, which is missing")

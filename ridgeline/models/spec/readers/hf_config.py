@@ -18,7 +18,7 @@ from ridgeline.models.spec.ffn import Activation, Dense, Experts, Router
 from ridgeline.models.spec.layer_spec import LayerSpec, Norms
 from ridgeline.models.spec.mixers import Attention, QkNorm, QueryScale
 from ridgeline.models.spec.model_spec import ModelSpec, NormSpec, longest_context
-from ridgeline.models.spec.moe_families import ExpertKeys
+from ridgeline.models.spec.moe_families import ExpertKeys, check_sparsemixer
 from ridgeline.models.spec.readers.hf_features import (
     JUDGED_KEYS,
     SILENT_KEYS,
@@ -353,11 +353,7 @@ def _read_experts(
         clamp=values.number(keys.clamp) if keys.clamp else None,
         bias=keys.bias,
     )
-    if experts.router.scores == "sparsemixer" and experts.per_token != 2:
-        raise UnsupportedModel(
-            f"{values.where}: routing by sparsemixer chooses 2 experts; "
-            f"num_experts_per_tok = {experts.per_token} is not supported"
-        )
+    check_sparsemixer(values, experts, per_token="num_experts_per_tok", normalized=keys.normalized)
     return experts, _dense_layers(values, keys, num_layers)
 
 
