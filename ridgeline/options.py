@@ -285,14 +285,23 @@ def _add_flag(group: argparse._ArgumentGroup, section: str, option: Option) -> N
     if option.base is bool:
         group.add_argument(option.flag, action=argparse.BooleanOptionalAction, **settings)
         return
-    if option.repeated:
-        settings["action"] = "append"
+    settings["action"] = "append" if option.repeated else _StoreOnce
     if option.choices:
         settings["choices"] = option.choices
     else:
         settings["type"] = _parser_of(option)
         settings["metavar"] = _METAVARS[option.base]
     group.add_argument(option.flag, **settings)
+
+
+class _StoreOnce(argparse.Action):
+    """Stores the last value. An option that is given under two names, a flag and its alias, is an error."""
+
+    def __call__(self, parser: Any, namespace: Any, values: Any, option_string: str | None = None) -> None:
+        names = vars(namespace).setdefault("names_of_options", {})
+        if (first := names.setdefault(self.dest, option_string)) != option_string:
+            parser.error(f"{first} and {option_string} are one setting; give one of them")
+        setattr(namespace, self.dest, values)
 
 
 def _parser_of(option: Option) -> Callable[[str], Any]:

@@ -64,6 +64,28 @@ def test_a_flag_of_another_tool_sets_what_ours_sets(theirs: str, ours: str) -> N
     assert ours.partition(" ")[0] in parser_of("serve")._option_string_actions
 
 
+@pytest.mark.parametrize(
+    ("words", "names"),
+    [
+        ("--dtype bfloat16 --weights int8", "--dtype and --weights"),
+        ("--weights int8 --dtype int8", "--weights and --dtype"),
+        ("-c 2048 --max-model-len 4096", "-c and --max-model-len"),
+    ],
+)
+def test_two_names_of_one_setting_are_refused(
+    words: str, names: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as stop:
+        main(["serve", *words.split(), "--print-config"])
+    assert stop.value.code == 2
+    assert f"{names} are one setting; give one of them" in capsys.readouterr().err
+
+
+def test_of_one_flag_given_twice_the_last_wins() -> None:
+    words = ("--dtype", "half", "--dtype", "float", "--max-context", "1", "--max-context", "2")
+    assert given_flags(parsed("serve", *words), "engine") == {"weights": "float32", "max_context": 2}
+
+
 def test_a_context_of_0_is_the_models_own() -> None:
     assert given_flags(parsed("serve", "-c", "0"), "engine") == {"max_context": None}
 

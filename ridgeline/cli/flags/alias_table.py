@@ -110,7 +110,8 @@ ALIASES: tuple[Alias, ...] = (
         VLLM,
         "engine.weights",
         values={"half": "float16", "float": "float32"},
-        remark="also `dtype` in the file and RIDGELINE_DTYPE; `half` is float16, `float` is float32",
+        remark="`--dtype half` is float16, `--dtype float` is float32; `dtype` in the file and "
+        "RIDGELINE_DTYPE take the values of `--weights` alone",
     ),
     Alias(("--kv-cache-dtype",), VLLM, "engine.kv_dtype", remark="`fp8` is not supported"),
     Alias(("--kv-cache-memory-bytes",), VLLM, "engine.kv_memory_gib", read=gib),

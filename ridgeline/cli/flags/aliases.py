@@ -82,9 +82,9 @@ class _AliasAction(argparse.Action):
         option_string: str | None = None,
     ) -> None:
         const = self._alias.const
-        flag = self._target.option_strings[0]
-        if const is False:  # the flag of a BooleanOptionalAction says which
-            flag = self._target.option_strings[1]
+        flag = self.option_strings[0]
+        if isinstance(const, bool):  # the flag of a BooleanOptionalAction says which
+            flag = self._target.option_strings[0 if const else 1]
         given: Any = values if const is None else const
         for value in given if isinstance(given, list) else [given]:
             self._target(parser, namespace, value, flag)
