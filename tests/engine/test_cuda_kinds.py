@@ -10,9 +10,11 @@ from __future__ import annotations
 import random
 from collections.abc import Iterator
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 
 pytest.importorskip("triton", reason="triton is not installed; no test of the GPU engine runs")
 
@@ -90,6 +92,37 @@ def test_deterministic_answers_have_the_same_bits_in_any_company(name):
 
     whole = bits(replace(SIZES, step_tokens=24), needle)
     assert bits(SIZES, needle, company) == whole
+
+
+class LibraryProducts(TorchDispatchMode):
+    """Records the matrix products of torch: on a device cuBLAS computes them, by the number of rows."""
+
+    PRODUCTS = frozenset({"aten::mm", "aten::addmm", "aten::bmm", "aten::baddbmm", "aten::mv", "aten::dot"})
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.found: list[str] = []
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func._schema.name in self.PRODUCTS:
+            self.found.append(f"{func} of {[tuple(arg.shape) for arg in args]}")
+        return func(*args, **(kwargs or {}))
+
+
+def test_the_dispatch_mode_finds_a_product():
+    with LibraryProducts() as products:
+        torch.mm(torch.ones(2, 3), torch.ones(3, 1), out=torch.empty(2, 1))
+    assert products.found == ["aten.mm.out of [(2, 3), (3, 1)]"]
+
+
+@pytest.mark.parametrize("name", ["plain", "ungated", "experts_shared", "experts_sparsemixer"])
+def test_a_deterministic_step_leaves_no_product_to_the_library(name):
+    spec = SPECS[name]
+    runner = cuda_runner(spec, weights_of(spec, torch.bfloat16), SIZES, deterministic=True)
+    with LibraryProducts() as products:
+        ((answer,),) = serve(runner, SIZES, [(prompt(7), greedy(2))])
+    assert answer.error is None
+    assert products.found == []
 
 
 def test_every_kind_that_the_backend_claims_is_here() -> None:

@@ -53,6 +53,21 @@ def _to_the_bit(name: str) -> None:
             assert bits_of(serve(runner, sizes, [item])) == [together[number]], f"{name}, request {number}"
 
 
+def check_a_wide_shared_gate_to_the_bit() -> None:
+    """The prompt in steps of 1, 7 and 300 tokens: K is long enough that a library would choose by rows."""
+    spec = replace(SPECS["experts_shared"], hidden_size=scaled(2048, 64), max_context=scaled(512, 64))
+    length, tokens = scaled((300, 8), (20, 2))
+    sizes = replace(SIZES, step_tokens=scaled(512, 32), max_context=spec.max_context)
+    compile_kernels(spec, "bfloat16", sizes, deterministic=True)
+    weights = weights_of(spec, DTYPES["bfloat16"], device=DEVICE)
+    item = [token % VOCAB for token in prompt(length, seed=3)], greedy(tokens, logprobs=4, prompt_logprobs=2)
+    runner = cuda_runner(spec, weights, sizes, deterministic=True)
+    found = [
+        bits_of(serve(runner, replace(sizes, prefill_chunk=chunk), [item])) for chunk in (length, 7, 1)
+    ]
+    assert found[1:] == found[:1] * 2
+
+
 def _checks() -> dict[str, Callable[[], None]]:
     return {
         f"check_{name}_{how}": partial(check, name)

@@ -150,7 +150,7 @@ class ExpertsPart:
             out.add_(shared)
             return
         scale = self._buffers.shared_scale[: len(normed)]
-        torch.mm(normed, w.shared_scale.t(), out=scale)
+        linear(normed, w.shared_scale, scale, deterministic=self._deterministic)
         out.addcmul_(shared, scale.sigmoid_())
 
 

@@ -114,6 +114,20 @@ def test_a_rows_bits_do_not_depend_on_its_batch(dtype: torch.dtype, device: str)
         assert torch.equal(few, many[first : first + count])
 
 
+def test_a_weight_of_one_row_writes_one_number_for_each_token(device: str) -> None:
+    """The gate of a shared expert: the tile's other rows must not reach the memory behind `out`."""
+    tokens, k = 40, 203
+    x = _random(tokens, k, dtype=torch.bfloat16, device=device)
+    weight = _random(1, k, dtype=torch.bfloat16, device=device)
+    memory = _poisoned(tokens + 200, 1, dtype=torch.bfloat16, device=device)
+    fixed_linear(x, weight, memory[:tokens])
+    assert_close(memory[:tokens], _exact(x, weight), torch.bfloat16)
+    assert bool(memory[tokens:].isnan().all())
+    alone = _poisoned(1, 1, dtype=torch.bfloat16, device=device)
+    fixed_linear(x[33:34].contiguous(), weight, alone)
+    assert torch.equal(alone[0], memory[33])
+
+
 @pytest.mark.parametrize("tokens", [9, 16, 64, 100, 256])
 @pytest.mark.parametrize(("n", "k"), [(6144, 4096), (4096, 12288), (1024, 2048), (1024, 3072), (40, 24)])
 def test_the_splits_fill_the_machine_and_leave_no_part_empty(tokens: int, n: int, k: int) -> None:
