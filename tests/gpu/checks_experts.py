@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import torch
@@ -21,11 +22,13 @@ TOLERANCE = 1e-2  # of bfloat16 results, ‖out - ref‖ / ‖ref‖
 
 
 class _Layer:
-    def __init__(self) -> None:
+    def __init__(self, hidden: int = HIDDEN, size: int = SIZE, *, stored: bool = False) -> None:
         torch.manual_seed(0)
-        self.gate_up, self.down = _random(NUM, 2 * SIZE, HIDDEN), _random(NUM, HIDDEN, SIZE)
+        self.hidden = hidden
+        make: Any = _stored if stored else partial(_random, NUM)
+        self.gate_up, self.down = make(2 * size, hidden), make(hidden, size)
         self.scratch = experts_scratch(
-            max(TOKENS), NUM, PER_TOKEN, HIDDEN, SIZE, torch.bfloat16, torch.device(DEVICE)
+            max(TOKENS), NUM, PER_TOKEN, hidden, size, torch.bfloat16, torch.device(DEVICE)
         )
 
     def routed(self, tokens: int) -> tuple[Tensor, Tensor, Tensor]:
@@ -36,13 +39,15 @@ class _Layer:
         expected, shares = reference.route(logits, PER_TOKEN)
         assert torch.equal(chosen.long(), expected)
         assert _error(weights, shares) < 1e-5
-        return _random(tokens, HIDDEN, scale=1.0), chosen, weights
+        return _random(tokens, self.hidden, scale=1.0), chosen, weights
 
-    def run(self, x: Tensor, chosen: Tensor, weights: Tensor, **options: Any) -> Tensor:
+    def run(
+        self, x: Tensor, chosen: Tensor, weights: Tensor, activation: str = "silu", **options: Any
+    ) -> Tensor:
         out = torch.full_like(x, float("nan"))
         self.scratch.inner.fill_(float("nan"))
         self.scratch.results.fill_(float("nan"))
-        experts(x, chosen, weights, self.gate_up, self.down, out, "silu", self.scratch, **options)
+        experts(x, chosen, weights, self.gate_up, self.down, out, activation, self.scratch, **options)
         return out
 
 
@@ -57,14 +62,27 @@ def check_experts_are_the_references() -> None:
 
 
 def check_mxfp4_experts_are_the_references() -> None:
-    layer = _Layer()
-    layer.gate_up, layer.down = _stored(2 * SIZE, HIDDEN), _stored(HIDDEN, SIZE)  # type: ignore[assignment]
-    values = [expanded(weight) for weight in (layer.gate_up, layer.down)]  # type: ignore[arg-type]
+    _compare_mxfp4(HIDDEN, SIZE, "silu", clamp=7.0)
+
+
+def check_mxfp4_experts_of_one_and_two_steps_along_k() -> None:
+    for hidden, size in ((64, 64), (128, 64), (64, 128), (128, 128)):
+        _compare_mxfp4(hidden, size, "silu", clamp=7.0)
+
+
+def check_mxfp4_experts_of_every_activation() -> None:
+    for activation in ("silu", "gelu", "gelu_tanh", "relu"):
+        _compare_mxfp4(128, 128, activation)
+
+
+def _compare_mxfp4(hidden: int, size: int, activation: str, **options: Any) -> None:
+    layer = _Layer(hidden, size, stored=True)
+    values = [expanded(weight) for weight in (layer.gate_up, layer.down)]
     for tokens in TOKENS:
         x, chosen, weights = layer.routed(tokens)
-        expected = reference.experts(x.float(), chosen, weights, *values, "silu", clamp=7.0)
-        error = _error(layer.run(x, chosen, weights, clamp=7.0), expected)
-        assert error < TOLERANCE, f"{tokens} tokens: {error:.1e}"
+        expected = reference.experts(x.float(), chosen, weights, *values, activation, **options)
+        error = _error(layer.run(x, chosen, weights, activation, **options), expected)
+        assert error < TOLERANCE, f"{hidden} × {size}, {activation}, {tokens} tokens: {error:.1e}"
 
 
 def check_deterministic_experts_have_the_same_bits_in_every_batch() -> None:

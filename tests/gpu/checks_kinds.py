@@ -62,9 +62,7 @@ def check_a_wide_shared_gate_to_the_bit() -> None:
     weights = weights_of(spec, DTYPES["bfloat16"], device=DEVICE)
     item = [token % VOCAB for token in prompt(length, seed=3)], greedy(tokens, logprobs=4, prompt_logprobs=2)
     runner = cuda_runner(spec, weights, sizes, deterministic=True)
-    found = [
-        bits_of(serve(runner, replace(sizes, prefill_chunk=chunk), [item])) for chunk in (length, 7, 1)
-    ]
+    found = [bits_of(serve(runner, replace(sizes, prefill_chunk=chunk), [item])) for chunk in (length, 7, 1)]
     assert found[1:] == found[:1] * 2
 
 

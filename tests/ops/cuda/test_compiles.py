@@ -98,14 +98,16 @@ def empty(*shape, dtype=torch.bfloat16):
 def stored(rows, k):
     return Mxfp4(empty(32, rows, k // 8, dtype=torch.int32), empty(32, k // 32, rows, dtype=torch.uint8))
 
+size, activation, clamp = json.loads(sys.argv[3])
+
 def run():
-    scratch = experts_scratch(300, 32, 4, 2880, 2880, torch.bfloat16, "meta")
+    scratch = experts_scratch(300, 32, 4, size, size, torch.bfloat16, "meta")
     for tokens in (1, 64, 300):
         chosen, weights = empty(tokens, 4, dtype=torch.int32), empty(tokens, 4, dtype=torch.float32)
-        x, out = empty(tokens, 2880), empty(tokens, 2880)
+        x, out = empty(tokens, size), empty(tokens, size)
         experts(
-            x, chosen, weights, stored(5760, 2880), stored(2880, 2880), out, "silu", scratch, clamp=7.0,
-            gate_up_bias=empty(32, 5760), down_bias=empty(32, 2880),
+            x, chosen, weights, stored(2 * size, size), stored(size, size), out, activation, scratch,
+            clamp=clamp, gate_up_bias=empty(32, 2 * size), down_bias=empty(32, size),
         )
 
 print(json.dumps({"outcomes": [outcome(launch) for launch in recorded(run)]}))
@@ -198,8 +200,25 @@ def test_the_experts_of_a_mixture_compile(tmp_path):
     assert {kernel["tensor_cores"] for kernel in found if "grouped_kernel" in kernel["kernel"]} == {True}
 
 
-def test_stored_experts_compile_and_pass_no_weight_through_shared_memory():
-    found = printed(PROGRAM.partition("dry_run =")[0] + STORED, "", "90")["outcomes"]
+def stored_experts(size: int, activation: str, clamp: float | None) -> list[dict[str, Any]]:
+    program = PROGRAM.partition("dry_run =")[0] + STORED
+    found: list[dict[str, Any]] = printed(program, "", "90", json.dumps([size, activation, clamp]))[
+        "outcomes"
+    ]
+    return found
+
+
+def test_stored_experts_without_a_clamp_take_the_kernel_that_knows_every_activation():
+    found = stored_experts(64, "gelu", None)
+    assert [kernel["error"] for kernel in found if "error" in kernel] == []
+    modules = {kernel["kernel"].split(".")[-2] for kernel in found}
+    assert "mxfp4" in modules
+    assert "mxfp4_tiles" not in modules
+
+
+@pytest.mark.parametrize("size", [64, 2880])  # of one step along K, and of many
+def test_stored_experts_compile_and_pass_no_weight_through_shared_memory(size: int):
+    found = stored_experts(size, "silu", 7.0)
     assert [kernel["error"] for kernel in found if "error" in kernel] == []
     tiles = [kernel for kernel in found if "mxfp4_tiles" in kernel["kernel"]]
     assert len(tiles) == 4  # two products in tiles of 16 rows, and of 32

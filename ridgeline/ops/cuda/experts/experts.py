@@ -72,17 +72,20 @@ def experts(
         return out
     assert not adds, f"{tokens} tokens: grouped experts do not add to their output"
     block_t = FIXED_BLOCK if deterministic else row_block(pairs, num)
-    tiled = not deterministic and pairs <= TILED_SHARE * num and _both_tile(gate_up, down)
+    # Of the ways to join gate and up, the tiles know the clamped one alone: gpt-oss's.
+    fits = not deterministic and clamp is not None and pairs <= TILED_SHARE * num
+    tiled = fits and _both_tile(gate_up, down)
     if tiled:
         block_t = min(block_t, MOST_ROWS)
     groups = scratch.groups
     capacity = group(chosen, groups, num, block_t)
     if isinstance(gate_up, Mxfp4):
         assert not scales_input, "MXFP4 experts take their input as it is"
-        product = gate_up_mxfp4_tiles if tiled else gate_up_mxfp4
-        product(
-            x, weights, groups, capacity, block_t, gate_up, inner, activation, bias=gate_up_bias, clamp=clamp
-        )
+        shared = (x, weights, groups, capacity, block_t, gate_up, inner)
+        if tiled and clamp is not None:
+            gate_up_mxfp4_tiles(*shared, bias=gate_up_bias, clamp=clamp)
+        else:
+            gate_up_mxfp4(*shared, activation, bias=gate_up_bias, clamp=clamp)
     else:
         gate_up_grouped(
             x, weights, groups, capacity, block_t, gate_up, inner, activation,

@@ -17,7 +17,6 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.ampere import mma_v2
 
-from ridgeline.ops.cuda.activation import require_activation
 from ridgeline.ops.cuda.experts.scratch import Groups
 from ridgeline.ops.cuda.launch import INTERPRETED, PDL, capability, pdl_options
 from ridgeline.ops.mxfp4 import Mxfp4
@@ -73,16 +72,14 @@ def gate_up_mxfp4_tiles(
     block_t: int,
     gate_up: Mxfp4,
     inner: Tensor,
-    activation: str,
     *,
+    clamp: float,
     bias: Tensor | None = None,
-    clamp: float | None = None,
 ) -> None:
-    """As `gate_up_grouped`, of gate_up [E, 2 · size, hidden]; where `can_tile`."""
+    """As `gate_up_grouped` with a clamp, of gate_up [E, 2 · size, hidden]; where `can_tile`."""
     _launch(
         x, gate_up, bias, groups, capacity, block_t, inner, gate_up.shape[1] // 2,
-        clamp=0.0 if clamp is None else clamp, PER_TOKEN=weights.shape[1], GATED=True,
-        ACTIVATION=require_activation(activation), CLAMPED=clamp is not None,
+        clamp=clamp, PER_TOKEN=weights.shape[1], GATED=True,
     )  # fmt: skip
 
 
@@ -100,7 +97,7 @@ def down_mxfp4_tiles(
     """As `down_grouped`, of down [E, hidden, size]; where `can_tile`."""
     _launch(
         inner, down, bias, groups, capacity, block_t, results, down.shape[1],
-        clamp=0.0, PER_TOKEN=weights.shape[1], GATED=False, ACTIVATION="", CLAMPED=False,
+        clamp=0.0, PER_TOKEN=weights.shape[1], GATED=False,
     )  # fmt: skip
 
 
@@ -144,10 +141,10 @@ def _eight(words, power):
 
 
 @gluon.jit
-def _left(words, scale, DOT: gl.constexpr, ROWS: gl.constexpr):
+def _left(words, scale, WORDS: gl.constexpr, DOT: gl.constexpr, ROWS: gl.constexpr):
     """words [ROWS, 2, 4], scale [ROWS, 2] → [ROWS, 64] in the tensor cores' layout; K is permuted."""
     power = (scale.to(gl.int32) + 63) << 7
-    power = gl.convert_layout(gl.expand_dims(power, 2), words.type.layout)
+    power = gl.convert_layout(gl.expand_dims(power, 2), WORDS)
     a, b, c, d, e, f, g, h = _eight(words, power.broadcast_to(words.shape))
     low = gl.join(gl.join(a, e), gl.join(c, g))  # number = 4 · first + 2 · second + third
     high = gl.join(gl.join(b, f), gl.join(d, h))
@@ -165,34 +162,23 @@ def _right(x, DOT: gl.constexpr, BLOCK_T: gl.constexpr):
 
 
 @gluon.jit
-def _gated(gate, up, clamp, ACTIVATION: gl.constexpr, CLAMPED: gl.constexpr):
-    """As `gating.gated`, in bfloat16."""
-    gate = gate.to(gl.bfloat16).to(gl.float32)
-    up = up.to(gl.bfloat16).to(gl.float32)
-    if CLAMPED:
-        gate = gl.minimum(gate, clamp)
-        up = gl.maximum(gl.minimum(up, clamp), -clamp)
-        return gate / (1.0 + gl.exp(-1.702 * gate)) * (up + 1.0)
-    if ACTIVATION == "relu":
-        active = gl.maximum(gate, 0.0)
-    elif ACTIVATION == "gelu":
-        active = 0.5 * gate * (1.0 + gl.erf(gate * 0.7071067811865476))
-    elif ACTIVATION == "gelu_tanh":
-        active = gate / (1.0 + gl.exp(-1.5957691216057308 * (gate + 0.044715 * gate * gate * gate)))
-    else:
-        active = gate / (1.0 + gl.exp(-gate))
-    return active.to(gl.bfloat16).to(gl.float32) * up
+def _gated(gate, up, clamp):
+    """As `gating.gated` where it clamps, in bfloat16."""
+    gate = gl.minimum(gate.to(gl.bfloat16).to(gl.float32), clamp)
+    up = gl.maximum(gl.minimum(up.to(gl.bfloat16).to(gl.float32), clamp), -clamp)
+    return gate / (1.0 + gl.exp(-1.702 * gate)) * (up + 1.0)
 
 
 @gluon.jit(do_not_specialize=["clamp"])
 def _tiles_kernel(
     x, words, scales, bias, order, tiles, total, out, n, clamp,
     K: gl.constexpr, PER_TOKEN: gl.constexpr, BLOCK_T: gl.constexpr,
-    GATED: gl.constexpr, ACTIVATION: gl.constexpr, CLAMPED: gl.constexpr, PDL: gl.constexpr,
+    GATED: gl.constexpr, PDL: gl.constexpr,
 ):  # fmt: skip
     ROWS: gl.constexpr = 128
     EACH: gl.constexpr = ROWS // 2 if GATED else ROWS
     STEPS: gl.constexpr = K // 64
+    AHEAD: gl.constexpr = 1 if STEPS > 1 else 0
     MMA: gl.constexpr = gl.NVMMADistributedLayout([2, 0], [4, 1], [16, 8])
     LEFT: gl.constexpr = gl.DotOperandLayout(0, MMA, 2)
     RIGHT: gl.constexpr = gl.DotOperandLayout(1, MMA, 2)
@@ -256,8 +242,8 @@ def _tiles_kernel(
         sums = gl.full([ROWS, BLOCK_T], 0.0, gl.float32, layout=MMA)
         w = gl.load(words_at + at, eviction_policy="evict_first")
         s = gl.load(scales_at + scale_at)
-        next_w = gl.load(words_at + at + 8, eviction_policy="evict_first")
-        next_s = gl.load(scales_at + scale_at + 2 * each)
+        next_w = gl.load(words_at + at + AHEAD * 8, eviction_policy="evict_first")
+        next_s = gl.load(scales_at + scale_at + AHEAD * 2 * each)
         acts = gl.load(x + x_at)
         for step in range(STEPS):
             # Two steps ahead of the words, one of x; the last steps load the last again.
@@ -266,22 +252,21 @@ def _tiles_kernel(
             last_s = gl.load(scales_at + scale_at + later * 2 * each)
             right = _right(acts, RIGHT, BLOCK_T)
             acts = gl.load(x + x_at + gl.minimum(step + 1, STEPS - 1) * 64)
-            sums = mma_v2(_left(w, s, LEFT, ROWS), right, sums)
+            sums = mma_v2(_left(w, s, WORDS, LEFT, ROWS), right, sums)
             w = next_w
             s = next_s
             next_w = last_w
             next_s = last_s
         _store(
             sums * 9223372036854775808.0, bias, order, out, expert, first, end, begin, n, clamp,
-            ROWS, BLOCK_T, MMA, GATED, ACTIVATION, CLAMPED,
+            ROWS, BLOCK_T, MMA, GATED,
         )  # fmt: skip
 
 
 @gluon.jit
 def _store(
     sums, bias, order, out, expert, first, end, begin, n, clamp,
-    ROWS: gl.constexpr, BLOCK_T: gl.constexpr, MMA: gl.constexpr,
-    GATED: gl.constexpr, ACTIVATION: gl.constexpr, CLAMPED: gl.constexpr,
+    ROWS: gl.constexpr, BLOCK_T: gl.constexpr, MMA: gl.constexpr, GATED: gl.constexpr,
 ):  # fmt: skip
     """A thread has the sums of a gate and of its up: nothing is moved."""
     if GATED:
@@ -303,7 +288,7 @@ def _store(
             at = bias + expert * 2 * n + rows
             gates += gl.expand_dims(gl.load(at, mask=rows < n, other=0.0).to(gl.float32), 1)
             ups += gl.expand_dims(gl.load(at + n, mask=rows < n, other=0.0).to(gl.float32), 1)
-        result = _gated(gates, ups, clamp, ACTIVATION, CLAMPED)
+        result = _gated(gates, ups, clamp)
         line = position
     else:
         rows = begin + gl.arange(0, ROWS, layout=gl.SliceLayout(1, MMA))
