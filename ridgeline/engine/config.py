@@ -38,7 +38,8 @@ class EngineConfig:
     weights: Literal["auto", "float32", "bfloat16", "float16", "int8", "int8-channel", "int4"] = option(
         "auto",
         "format of the weights in memory; native: no float16, auto is as in the file; torch, cuda: no "
-        "integers, auto is float32 on a CPU, on a GPU float16 for float16 files, else bfloat16",
+        "integers, auto is float32 on a CPU, on a GPU float16 for float16 files, else bfloat16 with MXFP4 "
+        "experts of safetensors as stored (an explicit bfloat16 expands them to about 4 times the memory)",
         alias="dtype",
     )
     load_format: Literal["auto", "dummy"] = option(
