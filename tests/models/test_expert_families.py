@@ -110,10 +110,12 @@ def test_mxfp4_experts_are_expanded_and_it_is_said(published: Path) -> None:
     assert spec.weight_format == "mxfp4"
     check_servable(spec)
     packed = load_packed(published, spec, keep=False)
-    assert "6 tensors stored as MXFP4 are expanded, with the same values, to int8" in packed.notes
-    assert expansion_notes(spec, "float32") == (
-        "experts stored as MXFP4 are expanded to float32 when loaded, with the same values",
-    )
+    assert "6 tensors stored as MXFP4 are expanded, with steps below 2^-24 rounded, to int8" in packed.notes
+    exact = load_packed(published, spec, weights="bfloat16", keep=False)
+    assert "6 tensors stored as MXFP4 are expanded, with the same values, to bfloat16" in exact.notes
+    for dtype, change in (("float32", "the same values"), ("float16", "steps below 2^-24 rounded")):
+        note = f"experts stored as MXFP4 are expanded to {dtype} when loaded, with {change}"
+        assert expansion_notes(spec, dtype) == (note,)
 
 
 def test_mxfp4_in_a_family_that_is_not_published_so_is_refused() -> None:
@@ -153,7 +155,7 @@ def test_a_gguf_file_of_mxfp4_experts_loads_as_the_published_checkpoint(
     write_gguf(model, tmp_path / "tiny.gguf", pack, gguf_tensors(model))
     assert_same(load(tmp_path / "tiny.gguf"), load(published))
     packed = load_packed(tmp_path / "tiny.gguf", read_spec(tmp_path / "tiny.gguf"), keep=False)
-    assert "9 tensors stored as MXFP4 are expanded, with the same values, to int8" in packed.notes
+    assert "9 tensors stored as MXFP4 are expanded, with steps below 2^-24 rounded, to int8" in packed.notes
 
 
 def test_biases_in_blocks_are_refused(tmp_path: Path) -> None:

@@ -11,6 +11,7 @@ from ridgeline.engine.run.runner import Runner
 from ridgeline.engine.start.memory import Footprint, MemoryPlan
 from ridgeline.engine.start.memory_receipt import MemoryReceipt
 from ridgeline.models.spec.model_spec import ModelSpec
+from ridgeline.models.weights.mxfp4 import ROUNDED_STEPS
 
 Progress = Callable[[int, int], None]
 DUMMY_NOTE = "weights are random (--load-format dummy): use it for measurements only"
@@ -20,7 +21,8 @@ def expansion_notes(spec: ModelSpec, dtype: str) -> tuple[str, ...]:
     """For a backend that does not compute with the stored format of the experts."""
     if spec.weight_format not in ("mxfp4", "gguf:MXFP4"):
         return ()
-    return (f"experts stored as MXFP4 are expanded to {dtype} when loaded, with the same values",)
+    change = f"with {ROUNDED_STEPS}" if dtype == "float16" else "with the same values"
+    return (f"experts stored as MXFP4 are expanded to {dtype} when loaded, {change}",)
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,6 +17,7 @@ from ridgeline.models.files.safetensors_file import SafetensorsTensor
 from ridgeline.models.weights.dequant import Bytes
 
 TYPE = "MXFP4"
+ROUNDED_STEPS = "steps below 2^-24 rounded"  # in float16, and in 8 bits with float16 scales; for notes
 NUMBERS = 32  # of a block
 _BYTES = NUMBERS // 2
 _BLOCKS, _SCALES = "_blocks", "_scales"

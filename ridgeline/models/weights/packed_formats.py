@@ -31,7 +31,7 @@ _SMALLEST_FIRST = (Format.Q4_H, Format.Q4_HM, Format.Q4_K, Format.Q6_K, Format.Q
 SIX_BIT_ISAS = ("avx2",)
 
 # Without loss: stored type → format → the GGUF type whose blocks the library packs into it. If that is
-# another type, `reblock` rewrites the blocks.
+# another type, `reblock` rewrites the blocks. MXFP4: but for steps below 2^-24.
 LOSSLESS: dict[str, dict[Format, str]] = {
     "Q4_0": {Format.Q4_H: "Q4_0", Format.Q8_H: "Q8_0", Format.Q8_FM: "Q5_0"},
     "Q4_1": {Format.Q4_HM: "Q4_1", Format.Q8_FM: "Q5_1"},

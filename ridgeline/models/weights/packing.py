@@ -20,6 +20,7 @@ from ridgeline.models.files.gguf_scales import check_scales
 from ridgeline.models.weights.checkpoint import TensorSource, not_finite, stored_bytes
 from ridgeline.models.weights.dequant import Bytes, Floats, dequantize
 from ridgeline.models.weights.layout import Piece
+from ridgeline.models.weights.mxfp4 import ROUNDED_STEPS
 from ridgeline.models.weights.mxfp4 import TYPE as MXFP4
 from ridgeline.models.weights.packed_formats import FORMAT_NAMES, LOSSLESS, choose_format, is_lossless
 from ridgeline.models.weights.packed_plan import PADDING, PANEL_ROWS, Fused, Rows
@@ -180,7 +181,9 @@ def conversion_notes(matrices: Sequence[FusedMatrix]) -> tuple[str, ...]:
             if not is_lossless(stored, matrix.format):
                 changed[stored, matrix.format, "rounded to"] += 1
             elif stored == MXFP4:
-                changed[stored, matrix.format, "expanded, with the same values, to"] += 1
+                exact = matrix.format in (Format.BF16, Format.F32)
+                change = "the same values" if exact else ROUNDED_STEPS
+                changed[stored, matrix.format, f"expanded, with {change}, to"] += 1
     return tuple(
         f"{count} tensor{'s' * (count > 1)} stored as {stored} {'are' if count > 1 else 'is'} {change} "
         f"{FORMAT_NAMES[format]}"
