@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import fields, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ from gguf import GGMLQuantizationType
 from ridgeline.models.errors import UnsupportedModel
 from ridgeline.models.spec.model_spec import ModelSpec
 from ridgeline.models.spec.read_spec import read_spec
+from ridgeline.models.weights import stream, torch_weights
 from ridgeline.models.weights.layout import pieces
 from ridgeline.models.weights.shards import WHOLE, Rank, piece_range
 from ridgeline.models.weights.stream import stream_weights
@@ -213,18 +215,49 @@ def test_several_processes_share_a_kv_head_where_there_are_fewer_heads(tmp_path:
     assert len({one[0] for one in ranges}) == 4
 
 
-def test_heads_that_cannot_be_split_are_refused_by_name(tmp_path: Path) -> None:
+@pytest.mark.parametrize("load", [load_weights, partial(stream_weights, device="cpu")])
+def test_heads_that_cannot_be_split_are_refused_with_the_numbers_that_can(load: Any, tmp_path: Path) -> None:
     tiny_model("llama").save_pretrained(tmp_path)
     spec = read_spec(tmp_path)
-    with pytest.raises(UnsupportedModel, match=r"the query heads of layer 0 \(4\) cannot be split over 3"):
-        load_weights(tmp_path, spec, torch.float32, rank=Rank(0, 3))
+    refusal = (
+        r"the query heads of layer 0 \(4\) cannot be split over 3 processes; it can be split over 2 or 4$"
+    )
+    with pytest.raises(UnsupportedModel, match=refusal):
+        load(tmp_path, spec, torch.float32, rank=Rank(0, 3))
 
 
 def test_columns_that_cut_a_quantized_block_are_refused(tmp_path: Path) -> None:
     write_gguf(tiny_model("llama"), tmp_path / "tiny.gguf", packed_as(GGMLQuantizationType.Q8_0))
     spec = read_spec(tmp_path / "tiny.gguf")
-    with pytest.raises(UnsupportedModel, match="are not whole blocks of 32"):
+    refusal = (
+        "96 columns of tensor blk.0.ffn_down.weight are stored in blocks of 32 and cannot be split over 2 "
+        "processes; use one process, or use a file with 16-bit weights"
+    )
+    with pytest.raises(UnsupportedModel, match=refusal):
         load_weights(tmp_path / "tiny.gguf", spec, torch.float32, rank=Rank(0, 2))
+
+
+@pytest.mark.parametrize(
+    ("family", "world", "refusal"),
+    [
+        ("gpt-oss-mxfp4", 2, "blocks of 32 and cannot be split over 2 processes; use one process"),
+        ("gpt-oss-mxfp4-wide", 3, "cannot be split over 3 processes; it can be split over 2 or 4"),
+    ],
+)
+def test_shards_are_refused_before_anything_is_allocated(
+    family: str, world: int, refusal: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tiny_model(family).save_pretrained(tmp_path)
+    spec = read_spec(tmp_path)
+
+    def too_late(*_: Any, **__: Any) -> None:
+        raise AssertionError("weights were allocated before the refusal")
+
+    for loader in (stream, torch_weights):
+        monkeypatch.setattr(loader, "allocate_weights", too_late)
+    for load in (load_weights, partial(stream_weights, device="cpu", stored_experts=True)):
+        with pytest.raises(UnsupportedModel, match=refusal):
+            load(tmp_path, spec, torch.float32, rank=Rank(0, world))
 
 
 def test_a_rank_that_does_not_exist_is_refused() -> None:

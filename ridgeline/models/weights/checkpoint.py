@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Protocol
 
-from ridgeline.models.errors import BrokenModel, UnsupportedModel
+from ridgeline.models.errors import BrokenModel
 from ridgeline.models.files.checkpoint_files import weights_file
 from ridgeline.models.spec.model_spec import ModelSpec
 from ridgeline.models.weights.dequant import BLOCK_SIZES, Bytes, Floats, dequantize_chunks
@@ -19,6 +19,7 @@ from ridgeline.models.weights.gguf_source import GgufSource
 from ridgeline.models.weights.layout import Piece
 from ridgeline.models.weights.places import Place, stored_rows
 from ridgeline.models.weights.safetensors_source import SafetensorsSource
+from ridgeline.models.weights.shards import Rank, Shard, shard_places, tensor_shards
 
 Progress = Callable[[int, int], None]
 
@@ -76,6 +77,15 @@ def checked_places(source: TensorSource, spec: ModelSpec, path: Path) -> dict[Pi
     return places
 
 
+def sharded_places(
+    source: TensorSource, spec: ModelSpec, path: Path, rank: Rank
+) -> tuple[dict[Piece, Place], dict[tuple[int | None, str], Shard]]:
+    """Where the pieces of one process are, and the shards of its tensors; checked before anything is read."""
+    whole = checked_places(source, spec, path)
+    places = shard_places(whole, spec, rank, lambda name: BLOCK_SIZES[source.type_of(name)][0])
+    return places, tensor_shards(whole, spec, rank)
+
+
 def _as_matrix(shape: tuple[int, ...], dims: int) -> tuple[int, ...]:
     """A stack of matrices as one, a stack of vectors as one."""
     rows = math.prod(shape[: len(shape) - dims + 1])
@@ -105,16 +115,12 @@ def stored_bytes(source: TensorSource, piece: Piece, place: Place) -> Bytes:
 
 
 def _column_bytes(source: TensorSource, place: Place, width: int, row_bytes: int) -> slice:
-    """The bytes of a row's columns, which must be whole blocks of the stored type."""
+    """The bytes of a row's columns, which are whole blocks of the stored type (`shard_places`)."""
     assert place.columns is not None
     elements, nbytes = BLOCK_SIZES[source.type_of(place.name)]
     assert width // elements * nbytes == row_bytes
     begin, end = place.columns
-    if begin % elements or end % elements:
-        raise UnsupportedModel(
-            f"{source.where(place.name)}: columns {begin} to {end} of tensor {place.name} are not whole "
-            f"blocks of {elements}; use fewer processes, or a file with 16-bit weights"
-        )
+    assert begin % elements == end % elements == 0
     return slice(begin // elements * nbytes, end // elements * nbytes)
 
 

@@ -8,7 +8,7 @@ as it reads a whole checkpoint. Reads no files.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Literal
 
@@ -64,10 +64,17 @@ class Shard:
 WHOLE = Shard()
 
 
-def shard_places(places: Mapping[Piece, Place], spec: ModelSpec, rank: Rank) -> dict[Piece, Place]:
-    """The pieces that this process holds, as rows of its smaller tensors, and where they are stored."""
+def shard_places(
+    places: Mapping[Piece, Place], spec: ModelSpec, rank: Rank, block_of: Callable[[str], int]
+) -> dict[Piece, Place]:
+    """The pieces that this process holds, as rows of its smaller tensors, and where they are stored.
+
+    block_of: the elements of a stored tensor's block, by its name. UnsupportedModel if the model cannot be
+    split over this number of processes.
+    """
     if rank.world == 1:
         return dict(places)
+    _require_split(places, spec, rank.world, block_of)
     sharded: dict[Piece, Place] = {}
     filled: dict[tuple[int | None, str, int | None], int] = {}  # rows of each tensor so far
     for piece, place in places.items():
@@ -124,16 +131,57 @@ def _range(kind: str, size: int, piece: Piece, spec: ModelSpec, rank: Rank) -> t
         return size * rank.number // rank.world, size * (rank.number + 1) // rank.world
     units = _units(kind, size, piece, spec)
     width = size // units
-    if kind == "kv_heads" and units < rank.world and rank.world % units == 0:
+    if kind == "kv_heads" and units < rank.world:
         mine = rank.number * units // rank.world  # several processes hold the same KV head
         return mine * width, (mine + 1) * width
-    if units % rank.world:
-        raise UnsupportedModel(
-            f"{spec.name}: {_WORDS[kind]} of layer {piece.layer} ({units}) cannot be split over {rank.world} "
-            "processes"
-        )
+    assert units % rank.world == 0  # `shard_places` has refused others
     share = units // rank.world * width
     return rank.number * share, (rank.number + 1) * share
+
+
+def _require_split(
+    places: Mapping[Piece, Place], spec: ModelSpec, world: int, block_of: Callable[[str], int]
+) -> None:
+    """UnsupportedModel names what cannot be split, and the numbers of processes that the model allows."""
+    distinct = {}  # experts are alike: one for each size of block
+    for piece, place in places.items():
+        block = block_of(place.name) if piece.role in _COLUMNS else 1
+        distinct[piece.layer, piece.role, block] = piece, place.name
+
+    def obstacle(count: int, in_blocks: bool = True) -> str:
+        found = (
+            _obstacle(piece, name, block if in_blocks else 1, spec, count)
+            for (_, _, block), (piece, name) in distinct.items()
+        )
+        return next(filter(None, found), "")
+
+    if problem := obstacle(world):
+        heads = max(_layer_mixer(piece, spec).heads for piece in places if piece.layer is not None)
+        counts = [str(count) for count in range(2, heads + 1) if not obstacle(count)]
+        way_out = f"it can be split over {' or '.join(counts)}" if counts else "use one process"
+        if not obstacle(world, in_blocks=False):
+            way_out += ", or use a file with 16-bit weights"
+        raise UnsupportedModel(f"{spec.name}: {problem}; {way_out}")
+
+
+def _obstacle(piece: Piece, name: str, block: int, spec: ModelSpec, world: int) -> str:
+    """Why a piece cannot be split over this number of processes; empty if it can."""
+    by_column = piece.role in _COLUMNS
+    kind = _COLUMNS[piece.role] if by_column else _ROWS.get(piece.role.removesuffix("_bias"), "vocab")
+    if kind == "vocab":
+        return ""
+    size = piece.shape[1 if by_column else 0]
+    units = _units(kind, size, piece, spec)
+    if kind == "kv_heads" and units < world and world % units == 0:
+        return ""
+    if units % world:
+        return f"{_WORDS[kind]} of layer {piece.layer} ({units}) cannot be split over {world} processes"
+    if size // world % block:
+        return (
+            f"the {size} columns of tensor {name} are stored in blocks of {block} and cannot be split over "
+            f"{world} processes"
+        )
+    return ""
 
 
 _WORDS = {

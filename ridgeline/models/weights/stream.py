@@ -24,17 +24,17 @@ from ridgeline.models.errors import BrokenModel
 from ridgeline.models.spec.model_spec import ModelSpec
 from ridgeline.models.weights.checkpoint import (
     Progress,
-    checked_places,
     float_chunks,
     not_finite,
     open_source,
+    sharded_places,
     stored_bytes,
 )
 from ridgeline.models.weights.layout import Piece
 from ridgeline.models.weights.mxfp4 import TYPE as MXFP4
 from ridgeline.models.weights.places import Place
 from ridgeline.models.weights.safetensors_source import SafetensorsSource
-from ridgeline.models.weights.shards import ALONE, Rank, shard_places, tensor_shards
+from ridgeline.models.weights.shards import ALONE, Rank
 from ridgeline.models.weights.torch_weights import (
     Weights,
     allocate_weights,
@@ -71,8 +71,7 @@ def stream_weights(
     source = open_source(path, spec)
     if not isinstance(source, SafetensorsSource):
         return load_weights(path, spec, dtype, progress, device, rank)
-    whole = checked_places(source, spec, path)
-    places, shards = shard_places(whole, spec, rank), tensor_shards(whole, spec, rank)
+    places, shards = sharded_places(source, spec, path, rank)
     weights = allocate_weights(
         spec, dtype, device, source.rope_divisors(), places, shards, stored_experts=stored_experts
     )

@@ -23,15 +23,15 @@ from ridgeline.models.spec.model_spec import ModelSpec
 from ridgeline.models.weights.checkpoint import (
     Progress,
     TensorSource,
-    checked_places,
     float_chunks,
     not_finite,
     open_source,
+    sharded_places,
 )
 from ridgeline.models.weights.dequant import Floats
 from ridgeline.models.weights.layout import Piece, pieces
 from ridgeline.models.weights.places import Place
-from ridgeline.models.weights.shards import ALONE, WHOLE, Rank, Shard, shard_places, tensor_shards
+from ridgeline.models.weights.shards import ALONE, WHOLE, Rank, Shard
 from ridgeline.ops.mxfp4 import Mxfp4
 
 M = TypeVar("M")  # a matrix
@@ -229,11 +229,8 @@ def load_weights(
     of several processes.
     """
     source = open_source(path, spec)
-    whole = checked_places(source, spec, path)
-    places = shard_places(whole, spec, rank)
-    weights = allocate_weights(
-        spec, dtype, device, source.rope_divisors(), places, tensor_shards(whole, spec, rank)
-    )
+    places, shards = sharded_places(source, spec, path, rank)
+    weights = allocate_weights(spec, dtype, device, source.rope_divisors(), places, shards)
     total, done = sum(math.prod(piece.shape) for piece in places), 0
     for piece, place in places.items():
         rows = target_rows(weights, piece)
