@@ -128,7 +128,6 @@ def decode_attention(
         BLOCK_N=config.block_tokens,
         CHUNK=max(1, min(16, config.joined // (triton.next_power_of_2(group) * padded))),
         FETCH=0 if INTERPRETED or head_dim != padded else config.fetched_blocks,
-        LATE=config.overlap == "late",
         PDL=PDL and config.overlap != "none",
         num_warps=config.num_warps,
         num_stages=config.num_stages,
@@ -180,7 +179,6 @@ def _decode_attend(
     BLOCK_N: tl.constexpr,
     CHUNK: tl.constexpr,
     FETCH: tl.constexpr,
-    LATE: tl.constexpr,
     PDL: tl.constexpr,
 ):
     # KV heads first: the heads of a block are adjacent in memory, and so are the programs that read them.
@@ -190,8 +188,7 @@ def _decode_attend(
     row = program // (K * splits)
     DTYPE: tl.constexpr = kv.dtype.element_ty
     HEAD: tl.constexpr = 2 * BLOCK_SIZE * D  # elements of one head in a block: keys, then values
-    if not LATE:
-        let_next_start(PDL)
+    let_next_start(PDL)
     wait_for_inputs(PDL)
 
     g = tl.arange(0, G_PAD)
@@ -303,8 +300,6 @@ def _decode_attend(
         acc = tl.dot(weights.to(DTYPE), values, acc * kept[:, None], input_precision="ieee")
         top = highest
 
-    if LATE:
-        let_next_start(PDL)
     if parts + before == 1:
         result = acc / total[:, None]
         tl.store(out_at + g[:, None] * D + d[None, :], result.to(DTYPE), mask=inside)

@@ -20,7 +20,7 @@ class DecodeConfig:
     split_tokens  a row is split only into parts of at least this many tokens
     fetched_blocks  blocks of the cache prefetched before the queries are computed: a power of two, or 0
     joined          numbers of the parts of a row that are joined at once
-    overlap         when the next kernel may start: at once, when the cache is read, or only at the end
+    overlap         when the next kernel may start: at once, or only at the end
     """
 
     block_tokens: int = 64
@@ -28,7 +28,7 @@ class DecodeConfig:
     num_warps: int = 4
     num_stages: int = 3  # three programs of 64 tokens fit on a multiprocessor
     fetched_blocks: int = 4
-    overlap: Literal["early", "late", "none"] = "early"
+    overlap: Literal["early", "none"] = "early"
     joined: int = 4096
 
 
