@@ -27,7 +27,6 @@ class GemvConfig:
     block_n: int
     block_k: int
     num_warps: int
-    prefetch: bool = False  # the rest after the first block of K is prefetched into L2 at the start
 
 
 def gemv_config(tokens: int, n: int, k: int, *, gated: bool = False, bits: int = 16) -> GemvConfig:
@@ -96,7 +95,6 @@ def gemv(
         BLOCK_N=config.block_n,
         BLOCK_K=config.block_k,
         WIDTH=128 // bits,
-        PIECES=_pieces(config, k) if bits == 16 else 0,
         NORM=norm_weight is not None,
         BIAS=bias is not None,
         RESIDUAL=residual is not None,
@@ -105,13 +103,6 @@ def gemv(
         num_warps=config.num_warps,
         **options,
     )
-
-
-def _pieces(config: GemvConfig, k: int) -> int:
-    """The number of pieces of the rest of a row, so that each thread prefetches one; 0: no prefetch."""
-    pieces = max(1, config.num_warps * 32 // config.block_n)
-    rest = k - config.block_k
-    return pieces if config.prefetch and rest > 0 and rest % (8 * pieces) == 0 and k % 8 == 0 else 0
 
 
 @triton.jit(do_not_specialize=["tokens", "eps"])  # values that change must not trigger a compilation
@@ -129,7 +120,6 @@ def _gemv_kernel(
     BLOCK_N: tl.constexpr,
     BLOCK_K: tl.constexpr,
     WIDTH: tl.constexpr,
-    PIECES: tl.constexpr,
     NORM: tl.constexpr,
     BIAS: tl.constexpr,
     RESIDUAL: tl.constexpr,
@@ -150,12 +140,6 @@ def _gemv_kernel(
         u = tl.load(tile + up_offset, mask=tile_mask, other=0.0, eviction_policy="evict_first")
     if NORM:
         g = tl.load(norm_weight + columns, mask=inside, other=0.0)[None, None, :]
-    if PDL and PIECES > 0:
-        piece = BLOCK_K + tl.arange(0, PIECES) * ((K - BLOCK_K) // PIECES)
-        places = weight + tl.minimum(rows, n - 1).to(tl.int64)[:, None] * K + piece[None, :]
-        prefetched(places, (K - BLOCK_K) // PIECES * 2)
-        if ACTIVATION != "":
-            prefetched(places + up_offset, (K - BLOCK_K) // PIECES * 2)
     place = out + token[None, :] * n + rows[:, None]
     mask = (rows < n)[:, None] & (token < tokens)[None, :]
     wait_for_inputs(PDL)
