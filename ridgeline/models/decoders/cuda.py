@@ -83,7 +83,8 @@ class CudaDecoder:
 
     def forward(self, step: DeviceStep) -> Tensor:
         """Compute the step's tokens, write their KV, and return logits [num_logits, vocab] in the model's
-        dtype, valid until the next call. The hidden states of all `logit_rows` are then in buffers.normed.
+        dtype, valid until the next call. The hidden states of all `logit_rows` are then in buffers.normed,
+        except in a step of one decode row.
         """
         self._embed(step)
         if step.only_decodes and uses_gemv(step.num_tokens, deterministic=self.deterministic):

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from ridgeline.models.decoders.cuda_attention import norms_apart
 from ridgeline.models.decoders.cuda_buffers import Buffers, part_of
-from ridgeline.models.decoders.cuda_ffn import ExpertsPart, FfnPart, GatedActivation
+from ridgeline.models.decoders.cuda_ffn import FUSED_ACTIVATIONS, ExpertsPart, FfnPart, GatedActivation
 from ridgeline.models.decoders.cuda_step import DeviceStep
 from ridgeline.models.spec.ffn import Dense
 from ridgeline.models.spec.model_spec import ModelSpec
@@ -53,7 +53,7 @@ def fused_layer(
     plain = plain and not norms_apart(spec.attentions[number], spec.norm)
     if deterministic or not plain or spec.norm.kind != "rms" or spec.residual_scale != 1.0:
         return None
-    if isinstance(ffn, Dense) and ffn.gated and ffn.activation in ("silu", "gelu_tanh"):
+    if isinstance(ffn, Dense) and ffn.gated and ffn.activation in FUSED_ACTIVATIONS:
         return FusedLayer(w, buffers, eps, FewDense(ffn, w, buffers))
     if isinstance(ffn_part, ExpertsPart) and ffn_part.can_add():
         return FusedLayer(w, buffers, eps, ffn_part)
