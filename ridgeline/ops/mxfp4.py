@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 BLOCK = 32  # numbers with one scale
+NAN_SCALE = 255
 LARGEST_SCALE = 191  # 2^64: the kernels raise a scale by 2^63 on the way
 
 

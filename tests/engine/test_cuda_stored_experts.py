@@ -5,15 +5,18 @@ In Triton's interpreter, in bfloat16, through the runner: a prompt, then a decod
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 
 pytest.importorskip("triton", reason="triton is not installed; no test of the GPU engine runs")
 
 import tests.triton_interpreter  # noqa: F401
 from ridgeline.engine.plan.request import SamplingParams
+from ridgeline.models.errors import BrokenModel
 from ridgeline.models.spec.read_spec import read_spec
 from ridgeline.models.weights.stream import stream_weights
 from ridgeline.models.weights.torch_weights import tensors_of
@@ -63,3 +66,24 @@ def test_answers_are_those_of_expanded_experts(published: Path) -> None:
         assert (mine.error, theirs.error) == (None, None)
         values = [[p for each in answer.logprobs for _, p in each.top] for answer in (mine, theirs)]
         assert values[0] == pytest.approx(values[1], abs=0.03)
+
+
+@pytest.mark.parametrize(
+    ("scale", "message"),
+    [
+        (192, r"tensor .*gate_up_proj.* has the MXFP4 scale 2\^65 \(byte 192\); .* up to 2\^64"),
+        (255, "contains values that are not finite in "),  # the format's NaN
+    ],
+)
+def test_a_scale_that_the_kernels_do_not_compute_is_named(
+    published: Path, tmp_path: Path, scale: int, message: str
+) -> None:
+    copy = tmp_path / "model"
+    shutil.copytree(published, copy)
+    (file,) = copy.glob("*.safetensors")
+    tensors = load_file(file)
+    name = next(name for name in tensors if name.endswith("gate_up_proj_scales"))
+    tensors[name].view(-1)[5] = scale
+    save_file(tensors, file, metadata={"format": "pt"})
+    with pytest.raises(BrokenModel, match=message):
+        stream_weights(copy, read_spec(copy), torch.bfloat16, device="cpu", stored_experts=True)

@@ -42,7 +42,7 @@ from ridgeline.models.weights.torch_weights import (
     stored_target,
     target_rows,
 )
-from ridgeline.ops.mxfp4 import BLOCK, LARGEST_SCALE, Mxfp4
+from ridgeline.ops.mxfp4 import BLOCK, LARGEST_SCALE, NAN_SCALE, Mxfp4
 
 READERS = 8
 CHUNK_BYTES = 16 << 20
@@ -153,8 +153,15 @@ def _read_stored(source: SafetensorsSource, piece: Piece, place: Place, matrix: 
         )
     blocks = torch.from_numpy(stored_bytes(source, piece, place)).to(matrix.words.device)
     blocks = blocks.view(piece.shape[0], piece.shape[1] // BLOCK, -1)
-    if int(blocks[..., 0].max()) > LARGEST_SCALE:
+    scale = int(blocks[..., 0].max())
+    if scale == NAN_SCALE:
         raise not_finite(source, place.name, MXFP4)
+    if scale > LARGEST_SCALE:
+        raise BrokenModel(
+            f"{source.where(place.name)}: tensor {place.name} has the MXFP4 scale 2^{scale - 127} (byte {scale}); "
+            f"the GPU computes scales up to 2^{LARGEST_SCALE - 127}. Check the file, or serve it with "
+            "--weights bfloat16"
+        )
     assert piece.expert is not None
     matrix.fill(piece.expert, piece.first_row, blocks)
 

@@ -1,8 +1,9 @@
 """Experts in MXFP4, computed as stored: E2M1 numbers in blocks of 32 along a row, each with an E8M0 scale.
 
-Tiles are loaded as words of eight numbers and expanded to bfloat16 in registers, exactly: a number's bits
-become a bfloat16 that is 2^126 too small, and its block's scale, lowered by 2^63 so that it stays within
-range, multiplies it. The 2^63 that are left are multiplied with the sums. For bfloat16 activations.
+Tiles are loaded as words of eight numbers and expanded to bfloat16 in registers: a number's bits become a
+bfloat16 that is 2^126 too small, and its block's scale, raised by 2^63 so that it stays within range,
+multiplies it. The 2^63 that are left are multiplied with the sums. Exact for scales from 2^-62 to 2^64: the
+loader refuses larger ones, and numbers of smaller ones become subnormal. For bfloat16 activations.
 """
 
 from __future__ import annotations
