@@ -158,9 +158,9 @@ def _read_stored(source: SafetensorsSource, piece: Piece, place: Place, matrix: 
         raise not_finite(source, place.name, MXFP4)
     if scale > LARGEST_SCALE:
         raise BrokenModel(
-            f"{source.where(place.name)}: tensor {place.name} has the MXFP4 scale 2^{scale - 127} (byte {scale}); "
-            f"the GPU computes scales up to 2^{LARGEST_SCALE - 127}. Check the file, or serve it with "
-            "--weights bfloat16"
+            f"{source.where(place.name)}: tensor {place.name} has the MXFP4 scale 2^{scale - 127} (byte "
+            f"{scale}); the GPU computes scales up to 2^{LARGEST_SCALE - 127}. Check the file, or serve it "
+            "with --weights bfloat16"
         )
     assert piece.expert is not None
     matrix.fill(piece.expert, piece.first_row, blocks)
