@@ -1,20 +1,22 @@
-"""One decode step or prompt step of a model's shape, without the host: µs a layer, then kernel by kernel.
+"""One decode step or prompt step of a model's shape, without the host: its share of the limit, µs a layer,
+then kernel by kernel.
 
 Some of the model's layers with random weights, all kernels of the decoder as one CUDA graph, no sampling.
 RIDGELINE_PDL=0 shows every kernel alone; with it, kernels are counted while they wait for the one before.
 
-    python benchmarks/gpu/step.py --model qwen3-30b-a3b --layers 12 --rows 1,64 --prompts 2x4096 --top 12
+    python benchmarks/gpu/step.py --model qwen3-30b-a3b --rows 1,64 --prompts 2x4096 --top 12 --json step.json
 """
 
 from __future__ import annotations
 
 import argparse
+import json
 import statistics
 import sys
 import tempfile
 from collections import defaultdict
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +26,7 @@ from torch import Tensor
 if __name__ == "__main__":
     sys.path[:0] = [str(Path(__file__).resolve().parents[1]), str(Path(__file__).resolve().parents[2])]
 
+from gpu.limits import step_limit_seconds
 from gpu.workloads import SHAPES, write_config
 from ridgeline.models.decoders.cuda import CudaDecoder, DeviceStep
 from ridgeline.models.decoders.cuda_buffers import Buffers
@@ -34,6 +37,79 @@ from ridgeline.ops.cuda.attention.prefill_attention import tile_tokens_of
 from ridgeline.ops.cuda.attention.prefill_plan import plan_prefill
 
 BLOCK = 16
+
+
+@dataclass(frozen=True, slots=True)
+class Record:
+    """A step's numbers as `step_limit_seconds` reads them."""
+
+    decode_batch: int = 0
+    decode_context: int = 0  # tokens of all decode rows
+    prefill_rows: int = 0
+    prefill_tokens: int = 0
+    prefill_context_product: int = 0  # Σ of a prompt's tokens times its context
+
+    @staticmethod
+    def decodes(rows: int, context: int) -> Record:
+        return Record(decode_batch=rows, decode_context=rows * context)
+
+    @staticmethod
+    def prompts(count: int, length: int) -> Record:
+        product = count * length * length
+        return Record(prefill_rows=count, prefill_tokens=count * length, prefill_context_product=product)
+
+
+@dataclass(frozen=True, slots=True)
+class Spread:
+    """Seconds of several replays."""
+
+    least: float
+    median: float
+    most: float
+
+    @staticmethod
+    def of(seconds: list[float]) -> Spread:
+        return Spread(min(seconds), statistics.median(seconds), max(seconds))
+
+    def __str__(self) -> str:
+        return f"{1e6 * self.median:.1f} µs ({1e6 * self.least:.1f} to {1e6 * self.most:.1f})"
+
+    def microseconds(self) -> dict[str, float]:
+        return {"min_us": 1e6 * self.least, "median_us": 1e6 * self.median, "max_us": 1e6 * self.most}
+
+
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """One step: the whole of it, its head alone, and the least time that the card's ceilings allow."""
+
+    name: str
+    layers: int
+    whole: Spread
+    head: Spread
+    limit_s: float
+
+    @property
+    def layer_s(self) -> float:
+        return (self.whole.median - self.head.median) / self.layers
+
+    @property
+    def of_limit(self) -> float:
+        return self.limit_s / self.whole.median
+
+    def __str__(self) -> str:
+        share = f"{100 * self.of_limit:.0f} % of the limit, {1e6 * self.limit_s:.1f} µs"
+        return f"{self.name}: {self.whole}, {share}; head {self.head}; {1e6 * self.layer_s:.2f} µs a layer"
+
+    def as_json(self) -> dict[str, Any]:
+        return {
+            "step": self.name,
+            "layers": self.layers,
+            **self.whole.microseconds(),
+            "head": self.head.microseconds(),
+            "layer_us": 1e6 * self.layer_s,
+            "limit_us": 1e6 * self.limit_s,
+            "of_limit": self.of_limit,
+        }
 
 
 class Steps:
@@ -100,7 +176,7 @@ def captured(run: Callable[[], Any]) -> torch.cuda.CUDAGraph:
     return graph
 
 
-def replay_seconds(graph: torch.cuda.CUDAGraph, repeats: int) -> float:
+def replay_seconds(graph: torch.cuda.CUDAGraph, repeats: int) -> Spread:
     seconds = []
     for _ in range(3):
         graph.replay()
@@ -111,7 +187,7 @@ def replay_seconds(graph: torch.cuda.CUDAGraph, repeats: int) -> float:
         end.record()
         end.synchronize()
         seconds.append(begin.elapsed_time(end) / 1e3)
-    return statistics.median(seconds)
+    return Spread.of(seconds)
 
 
 def print_kernels(graph: torch.cuda.CUDAGraph, layers: int, top: int) -> None:
@@ -144,6 +220,7 @@ def main() -> int:
     parser.add_argument("--prompts", default="", help="prompt steps as COUNTxTOKENS, by comma")
     parser.add_argument("--top", type=int, default=0, help="print this many kernels of each step (default 0)")
     parser.add_argument("--repeats", type=int, default=20)
+    parser.add_argument("--json", type=Path, help="write the figures to this file")
     args = parser.parse_args()
     batches = (
         [(int(a), int(b)) for a, b in zip(args.rows.split(","), args.context.split(","), strict=True)]
@@ -159,21 +236,21 @@ def main() -> int:
         context = max([*(b for _, b in batches), *(b for _, b in prompts)])
         rows = max([*(a for a, _ in batches), *(a for a, _ in prompts)])
         steps = Steps(spec, max([rows, *(a * b for a, b in prompts)]), rows, context)
-        work = [(f"decode {a} × {b}", steps.decode(a, b)) for a, b in batches]
-        work += [(f"prompts {a} × {b}", steps.prompts(a, b)) for a, b in prompts]
-        for name, step in work:
+        work = [(f"decode {a} × {b}", steps.decode(a, b), Record.decodes(a, b)) for a, b in batches]
+        work += [(f"prompts {a} × {b}", steps.prompts(a, b), Record.prompts(a, b)) for a, b in prompts]
+        found = []
+        for name, step, record in work:
             graph = captured(lambda step=step: steps.decoder.forward(step))  # type: ignore[misc]
-            head = captured(
-                lambda step=step: steps.decoder.logits(steps.decoder.buffers.normed[: step.num_logits])
-            )  # type: ignore[misc]
+            head = captured(lambda step=step: steps.decoder.head(step))  # type: ignore[misc]
             whole, last = replay_seconds(graph, args.repeats), replay_seconds(head, args.repeats)
-            each = (whole - last) / spec.num_layers
-            print(
-                f"{name}: {1e6 * whole:.1f} µs, head {1e6 * last:.1f}, {1e6 * each:.2f} µs a layer",
-                flush=True,
-            )
+            limit_s = step_limit_seconds(spec, record)
+            found.append(Measured(name, spec.num_layers, whole, last, limit_s))
+            print(found[-1], flush=True)
             if args.top:
                 print_kernels(graph, spec.num_layers, args.top)
+    if args.json:
+        figures = [each.as_json() for each in found]
+        args.json.write_text(json.dumps({"model": args.model, "steps": figures}, indent=1) + "\n")
     return 0
 
 

@@ -87,17 +87,30 @@ class CudaDecoder:
         except in a step of one decode row.
         """
         self._embed(step)
-        if step.only_decodes and uses_gemv(step.num_tokens, deterministic=self.deterministic):
-            return self._forward_few(step)
+        if self._is_few(step):
+            self._forward_few(step)
+            return self.head(step)
         project = partial(self._project, step=step)
         for layer in self._layers[:-1]:
             layer.forward(step, project, self._tile)
         self._layers[-1].forward(step, project, self._tile, step.logit_rows)
-        return self.logits(self.buffers.normed[: step.num_logits])
+        return self.head(step)
 
-    def _forward_few(self, step: DeviceStep) -> Tensor:
+    def head(self, step: DeviceStep) -> Tensor:
+        """Logits of the step, from what its layers left in the buffers."""
+        if self._fused[-1] is None or not self._is_few(step):
+            return self.logits(self.buffers.normed[: step.num_logits])
+        residual, logits = (part[: step.num_tokens] for part in (self.buffers.residual, self.buffers.logits))
+        norm, eps = self._final_norm.weight, self.spec.norm.eps
+        gemv(residual, self.weights.lm_head, logits, norm_weight=norm, eps=eps, bias=self._head_bias)
+        return self._capped(logits)
+
+    def _is_few(self, step: DeviceStep) -> bool:
+        return step.only_decodes and uses_gemv(step.num_tokens, deterministic=self.deterministic)
+
+    def _forward_few(self, step: DeviceStep) -> None:
         """A few decode rows: layers that can be fused are. A fused layer reads the residual alone."""
-        weights, buffers, rows = self.weights, self.buffers, step.num_tokens
+        buffers, rows = self.buffers, step.num_tokens
         residual, project = buffers.residual[:rows], partial(self._project, step=step)
         for layer, fused, following in zip(self._layers, self._fused, [*self._fused[1:], None], strict=True):
             is_last = layer is self._layers[-1]
@@ -108,11 +121,6 @@ class CudaDecoder:
             fused.forward(residual, step, attend)
             if following is None and not is_last:
                 layer.norm_for_the_next(residual, buffers.normed[:rows], self._tile)
-        if self._fused[-1] is None:
-            return self.logits(buffers.normed[: step.num_logits])
-        logits, norm, eps = buffers.logits[:rows], self._final_norm.weight, self.spec.norm.eps
-        gemv(residual, weights.lm_head, logits, norm_weight=norm, eps=eps, bias=self._head_bias)
-        return self._capped(logits)
 
     def logits(self, hidden: Tensor) -> Tensor:
         """Logits of normed hidden states [L, hidden]; the buffer bounds L."""
