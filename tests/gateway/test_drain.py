@@ -44,6 +44,19 @@ def until(condition: Callable[[], bool], within_s: float = 60.0) -> None:
         time.sleep(0.05)
 
 
+def worker_but(gateway: Gateway, other: int | None) -> int:
+    """The process of worker 0, once it is not `other`. While it is replaced the status names none."""
+    found: list[int] = []
+
+    def is_there() -> bool:
+        pid = (workers(gateway).get("0") or {}).get("pid")
+        found[:] = [] if pid in (None, other) else [pid]
+        return bool(found)
+
+    until(is_there)
+    return found[0]
+
+
 def test_reloads_and_a_roll_under_load_fail_no_request(gateway: Gateway) -> None:
     secret = gateway.client().headers["authorization"].split()[1]
     port = urlsplit(gateway.url).port
@@ -54,10 +67,9 @@ def test_reloads_and_a_roll_under_load_fail_no_request(gateway: Gateway) -> None
             for _ in range(2):
                 answer = await asyncio.to_thread(gateway.admin, "POST", "/admin/reload")
                 assert answer.status_code == 200, answer.text
-            before = (await asyncio.to_thread(workers, gateway))["0"]["pid"]
+            before = await asyncio.to_thread(worker_but, gateway, None)
             os.kill(before, signal.SIGTERM)  # of a worker: another takes its place
-            serves = lambda: (workers(gateway).get("0") or {}).get("pid") not in (None, before)  # noqa: E731
-            await asyncio.to_thread(until, serves)
+            await asyncio.to_thread(worker_but, gateway, before)
             done = seen.requests
             async with asyncio.timeout(PATIENCE_S):
                 while seen.requests < done + 10:
