@@ -178,7 +178,7 @@ RL_INLINE inline void six_bit_dots(I (&dots)[R], const uint8_t* quants, const ui
 }
 
 // Scales of 16 weights. The sums of inputs are computed for every panel. Reached by tests alone: packing chooses six bits only
-// for AVX2, whose pair kernels (linear_pairs.h) compute every quantized format there.
+// for AVX2, whose pair kernels (linear_pairs.h) compute every format with group scales there.
 template <int R, bool kTwoLimbs>
 void six_bit_tile(const uint8_t* panel, int k, const TileInputs& in, const float* bias, float* out, size_t stride, bool add_to) {
   for (int lane = 0; lane < kPanel; lane += kLanes) {
