@@ -2,6 +2,7 @@
 #pragma once
 #include <algorithm>
 #include <deque>
+#include <iterator>
 #include <string>
 #include <vector>
 
@@ -65,7 +66,7 @@ class TinyModel {
     std::vector<float> offsets = random_floats(random_, n, 0.3f);
     for (int row = 0; row < n; row++)
       if (!used(row)) std::fill_n(&weights[size_t(row) * k], k, 0.0f), offsets[row] = 0.0f;
-    packed_.emplace_back(format_ == kAnyFormat ? kFormats[random_.integer(0, 7)] : format_, n, k, weights);
+    packed_.emplace_back(format_ == kAnyFormat ? kFormats[random_.integer(0, int(std::size(kFormats)) - 1)] : format_, n, k, weights);
     if (bias) packed_.back().matrix.bias = keep(std::move(offsets));
     return packed_.back().matrix;
   }
