@@ -8,7 +8,7 @@ for a device, with every router.
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator
+from collections.abc import Collection, Iterable, Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -44,6 +44,15 @@ SPECS = {name: spec for name, spec in ALL_SPECS.items() if refusal(spec, "cuda")
 # The other routers have their tests in tests/ops/cuda.
 OTHER_EXPERTS = ("experts_parallel", "experts_sparsemixer")
 TRIED = [name for name in SPECS if not name.startswith("experts_") or name in OTHER_EXPERTS]
+# These run by default: each takes seconds in the interpreter.
+QUICK = {
+    *("layer_norm", "post_norm_only", "parallel", "unit_norm", "sinks", "partial_rope"),
+    *("learned_positions", "tied_head_bias", *OTHER_EXPERTS),
+}
+
+
+def by_default(names: Iterable[str], quick: Collection[str]) -> list[Any]:
+    return [name if name in quick else pytest.param(name, marks=pytest.mark.slow) for name in names]
 
 
 @pytest.fixture(autouse=True)
@@ -64,7 +73,7 @@ def greedy(max_tokens: int) -> SamplingParams:
     return SamplingParams(temperature=0.0, max_tokens=max_tokens, ignore_eos=True, logprobs=3)
 
 
-@pytest.mark.parametrize("name", TRIED)
+@pytest.mark.parametrize("name", by_default(TRIED, QUICK))
 def test_answers_and_counts_of_experts_are_those_of_the_torch_decoder(name):
     """The second request ends first: the first goes on alone."""
     spec = SPECS[name]
@@ -80,7 +89,10 @@ def test_answers_and_counts_of_experts_are_those_of_the_torch_decoder(name):
         assert values[0] == pytest.approx(values[1], abs=5e-5)
 
 
-@pytest.mark.parametrize("name", ["parallel", "projection_norm", "sinks", "chunked", "ungated"])
+@pytest.mark.parametrize(
+    "name",
+    by_default(["parallel", "projection_norm", "sinks", "chunked", "ungated"], ("parallel", "chunked")),
+)
 def test_deterministic_answers_have_the_same_bits_in_any_company(name):
     spec = SPECS[name]
     weights = weights_of(spec, torch.bfloat16)

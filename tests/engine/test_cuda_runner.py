@@ -100,7 +100,13 @@ def assert_both_answer_alike(work: Work, sizes: Sizes = SIZES, spec=SPEC, **runn
     return tested
 
 
-@pytest.mark.parametrize("name", FAMILIES)
+SLOW_FAMILIES = ("qwen2", "mistral", "qwen2_moe")  # test_cuda_kinds has their kinds
+
+
+@pytest.mark.parametrize(
+    "name",
+    [pytest.param(name, marks=[pytest.mark.slow] if name in SLOW_FAMILIES else []) for name in FAMILIES],
+)
 def test_a_family_answers_as_the_reference_does(name):
     """A prompt in chunks beside decodes, a seeded draw, two samples of one prompt."""
     work = [(prompt(29), greedy(3)), (prompt(5), drawn(4)), (prompt(3), drawn(2, n=2))]
