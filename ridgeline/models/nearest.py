@@ -34,7 +34,7 @@ LISTED = "`ridgeline models support` lists the families"
 # A feature or key that a family does not have counts 1. A config that it cannot read counts this, experts in
 # a dense family (or none in one that has them) this, and a name of the same line is worth this.
 UNREADABLE, EXPERTS, SAME_LINE = 4, 2, 2
-SIMILAR = 0.6  # share of a family's name that another name begins with, if both are of one line
+SIMILAR = 0.6  # a name of the same line begins with at least this share of the family's name
 SHOWN_KEYS = 6
 
 

@@ -111,7 +111,7 @@ class FormatSupport:
 
 
 def format_support() -> list[FormatSupport]:
-    """Formats that some families alone are read in are rows of their own; those that none is read in, too."""
+    """A format that only some families use has its own row, and so has one that no family uses."""
     types = {"float32": "F32", "float16": "F16", "bfloat16": "BF16"}
     rows = [_read("safetensors", name, types[name]) for name in SERVED_FORMATS]
     own = {name: family.name for family in FAMILIES.values() for name in family.formats}

@@ -13,7 +13,7 @@ from ridgeline.models.errors import BrokenModel
 from ridgeline.models.files.gguf import BLOCK_SIZES, TENSOR_TYPES, GgufFile
 from ridgeline.models.files.gguf_scales import check_scales
 
-TYPES = [name for name, _, _ in TENSOR_TYPES.values() if name != "MXFP4"]  # whose scales are no floats
+TYPES = [name for name, _, _ in TENSOR_TYPES.values() if name != "MXFP4"]  # its scales are not floats
 QUANTIZED = [name for name in TYPES if BLOCK_SIZES[name][0] > 1]
 
 

@@ -195,7 +195,7 @@ class PublishedGptOss(GptOssForCausalLM):
 
 
 def published_parts(packed: np.ndarray, shape: tuple[int, ...]) -> dict[str, torch.Tensor]:
-    """From GGUF's blocks: two neighbouring numbers in a byte, scales in a tensor of their own."""
+    """From GGUF's blocks: two neighbouring numbers in a byte, scales in their own tensor."""
     blocks = packed.reshape(*shape[:-1], shape[-1] // 32, 17)
     numbers = np.concatenate([blocks[..., 1:] & 15, blocks[..., 1:] >> 4], axis=-1)
     pairs = numbers[..., 0::2] | numbers[..., 1::2] << 4

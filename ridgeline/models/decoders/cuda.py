@@ -15,8 +15,8 @@ from torch import Tensor
 
 from ridgeline.models.decoders.cuda_attention import AttentionPart, RopeTables
 from ridgeline.models.decoders.cuda_buffers import Buffers
-from ridgeline.models.decoders.cuda_few import fused_layer
 from ridgeline.models.decoders.cuda_ffn import ExpertsPart, build_ffn
+from ridgeline.models.decoders.cuda_fused_layers import fused_layer
 from ridgeline.models.decoders.cuda_layers import Layer, NormWeights
 from ridgeline.models.decoders.cuda_step import DeviceStep
 from ridgeline.models.spec.model_spec import ModelSpec

@@ -27,7 +27,7 @@ RopeTables = tuple[Tensor, Tensor]  # cos and sin [positions, rotated elements /
 
 
 def norms_apart(mixer: Attention, norm: NormSpec) -> bool:
-    """Whether queries and keys are normed or scaled by a kernel of their own, before attention."""
+    """Whether queries and keys are normed or scaled by a separate kernel, before attention."""
     layer_norm = mixer.qk_norm == "head" and norm.kind == "layer"
     return layer_norm or mixer.qk_norm in ("projection", "heads") or mixer.query_scale is not None
 

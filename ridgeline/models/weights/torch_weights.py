@@ -74,7 +74,7 @@ class Weight:
 
     @property
     def tensor(self) -> Tensor:
-        """The elements of a matrix that has nothing else."""
+        """The elements of a matrix without scales."""
         if len(self.parts) != 1:
             raise TypeError(f"a matrix in {self.format.name} has {', '.join(self.parts)}, not one tensor")
         return self.parts["data"]

@@ -103,8 +103,8 @@ def add_norm(
     """residual [T, hidden] += branch; normed = the norm of residual.
 
     Without a branch the residual is only read. The branch first gets its bias, its own norm with
-    `post_weight`, and is multiplied by `scale`. Without a weight `normed` is not written. of_the_old: normed
-    is of the residual before the sum. With `rows` [L], normed [L, hidden] is computed for these rows only,
+    `post_weight`, and is multiplied by `scale`. Without a weight `normed` is not written. of_the_old: it
+    comes from the residual before the sum. With `rows` [L], it is [L, hidden] and computed for these only,
     and the residual is not updated: after the last layer it is not read, so a row may occur twice (padding).
     `tile`: the result of `norm_tile` for another number of rows.
     """

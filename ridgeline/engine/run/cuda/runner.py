@@ -158,7 +158,7 @@ class CudaRunner:
         return True
 
     def expert_counts(self) -> dict[int, list[int]]:
-        """Read on a stream of its own: a step in flight is not waited for, and may be counted in part."""
+        """Read on a separate stream: a step in flight is not waited for, and may be counted in part."""
         counters = self.decoder.expert_counts()
         if not counters:
             return {}

@@ -1,7 +1,7 @@
 """What some families do to queries and keys before attention: norms over a whole projection, with weights for
 each head, or LayerNorm; queries scaled by position. RMSNorm of each head is a part of the attention kernels.
 
-One launch between the QKV product and attention, which then adds no bias and has no norm of its own.
+One launch between the QKV product and attention, which then adds no bias and no norm.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Layers of a few decode rows on a CUDA device: products with the norm before them and the sum behind them.
 
 A fused layer reads the residual and adds to it; nothing else passes from one layer to the next. It is built
-once from its LayerSpec, where the layer is of a kind that it computes: `fused_layer` returns None for the
+once from its LayerSpec, where it computes the kind of the layer: `fused_layer` returns None for the
 others, which take the plain pass. Nothing here allocates, synchronizes or reads a value from the device.
 """
 
