@@ -78,7 +78,7 @@ NEED_TRITON = {
     "ridgeline.models.decoders.cuda",
     *(
         f"ridgeline.models.decoders.cuda_{part}"
-        for part in ("attention", "buffers", "few", "ffn", "layers", "step")
+        for part in ("attention", "buffers", "fused_layers", "ffn", "layers", "step")
     ),
 }
 GENERATE = """
