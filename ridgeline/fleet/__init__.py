@@ -1,0 +1,1 @@
+"""Replicas as one service: choose a replica, queue, scale, roll out, survive, place."""

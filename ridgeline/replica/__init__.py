@@ -1,0 +1,1 @@
+"""What a server and a fleet say to each other: load, prefix events, resume markers. It imports neither."""
