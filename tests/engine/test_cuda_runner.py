@@ -240,6 +240,7 @@ def test_under_grammars_the_same_is_chosen_as_the_reference_chooses():
     assert (len(found["two", 1]), len(found["greedy", 0])) == (3, 4)
 
 
+@pytest.mark.slow
 def test_thinking_ends_at_its_budget_as_by_the_reference():
     """Beside one without a budget and samples of one prompt; steps are launched ahead."""
     held = budget(3, closer="UV")

@@ -52,6 +52,7 @@ def test_stored_experts_have_the_values_of_expanded_ones(published: Path) -> Non
     assert stored.nbytes < 0.7 * plain.nbytes
 
 
+@pytest.mark.slow
 def test_answers_are_those_of_expanded_experts(published: Path) -> None:
     spec = read_spec(published)
     work: Work = [(list(range(3, 12)), GREEDY)]
