@@ -36,7 +36,7 @@ TIMEOUTS = Timeouts()
 
 
 class Constant(asyncio.Protocol):
-    """Answers /whole with REPLY; /stream with EVENTS events, each in a write and a turn of its own."""
+    """Answers /whole with REPLY; /stream with EVENTS events, each in a separate write and loop turn."""
 
     WHOLE = (
         b"HTTP/1.1 200 OK\r\ncontent-type: application/json\r\ndate: Sun, 15 Nov 2026 00:00:00 GMT\r\n"

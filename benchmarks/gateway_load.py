@@ -1,4 +1,4 @@
-"""Who is measured, and by whom: a peer's CPU time and memory from the kernel's books, and a lean client.
+"""The two sides of a gateway measurement: a peer's CPU time and memory from the kernel's books, and a lean client.
 
 Shared by the gateway's benchmarks. The client prepares its bytes once, and reads of an answer only where it
 begins and ends: it must not be what is measured.

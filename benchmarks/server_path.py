@@ -333,7 +333,7 @@ def measure_streams(
     first, last = marks
     made = last["tokens"] - first["tokens"]
     figures = {
-        f"{who} µs/token": 1e6 * (last[who] - first[who]) / made for who in ("front", "engine", "client")
+        f"{side} µs/token": 1e6 * (last[side] - first[side]) / made for side in ("front", "engine", "client")
     }
     figures["engine µs/step"] = figures["engine µs/token"] * streams
     figures["tokens/s"] = made / (last["at"] - first["at"])

@@ -71,7 +71,7 @@ def test_without_redis_a_closed_key_is_refused_and_an_open_one_is_served_without
             assert not served.known
             made.settle(served, 10, 10)
             unlimited = Subject("key", "free", Limits())
-            at_once(made.reserve((unlimited,), 0, 0, "closed"))  # has nothing that could be unknown
+            at_once(made.reserve((unlimited,), 0, 0, "closed"))  # no limit that Redis would have to know
             redis.start()
             await until(lambda: made.available)
             assert (await made.reserve((KEY,), 0, 0)).known

@@ -34,7 +34,7 @@ def ask(*turns: str, **options: Any) -> RoutingRequest:
 
 
 class Topics:
-    """An embedding server of four numbers: how much a text is of sums, of rivers, of neither; its length."""
+    """An embedding server of four numbers: a text's share of sums, of rivers, of other words; its length."""
 
     def __init__(self) -> None:
         self.bodies: list[dict[str, Any]] = []

@@ -28,7 +28,7 @@ ROWS = 600
 
 @pytest.fixture(scope="module")
 def table(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The small model knows rivers and no sums; whether a text is of either can be seen of it."""
+    """The small model knows rivers and no sums; a text's words show its topic."""
     rng = np.random.default_rng(3)
     path = tmp_path_factory.mktemp("examples") / "made.csv"
     with path.open("w", newline="") as file:

@@ -246,11 +246,11 @@ async def test_a_client_that_cannot_keep_up_ends_the_sweep(tmp_path: Path) -> No
 async def test_a_server_that_is_gone_ends_the_sweep_with_what_was_measured(tmp_path: Path) -> None:
     async def run_point(load: float) -> BenchResult:
         if load > 2:
-            raise LabError("nobody answers at http://x")
+            raise LabError("no server answers at http://x")
         return pretended(load)
 
     found = await sweep(SweepConfig("rate"), run_point, tmp_path)
-    assert found.ended == "at 4: nobody answers at http://x"
+    assert found.ended == "at 4: no server answers at http://x"
     assert found.best == 2
     assert SweepResult.load(tmp_path) == found
     with pytest.raises(LabError, match="nobody answers"):
