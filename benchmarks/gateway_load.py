@@ -1,4 +1,4 @@
-"""The two sides of a gateway measurement: a peer's CPU time and memory from the kernel's books, and a lean client.
+"""A gateway measurement's two sides: a peer's CPU time and memory, read from the kernel, and a lean client.
 
 Shared by the gateway's benchmarks. The client prepares its bytes once, and reads of an answer only where it
 begins and ends: it must not be what is measured.

@@ -1,8 +1,8 @@
 """Two grammar libraries, llguidance and xgrammar, on the same schemas with the same vocabulary.
 
 Processor time to load, compile and find the mask of a token; how long others are held up meanwhile; what
-is done with keywords that are not enforced; the JSON Schema test suite, where it is at hand. Each library runs
-in a separate process, and so does each grammar that may not end. The reason for
+is done with keywords that are not enforced; the JSON Schema test suite, where it is at hand. Each library
+runs in a separate process, and so does each grammar that may not end. The reason for
 docs/decisions/0009-grammar-library.md.
 
     python benchmarks/grammar_libraries.py [--suite ../shared/data/json-schema-test-suite] [--json FILE]

@@ -253,7 +253,7 @@ async def test_a_server_that_is_gone_ends_the_sweep_with_what_was_measured(tmp_p
     assert found.ended == "at 4: no server answers at http://x"
     assert found.best == 2
     assert SweepResult.load(tmp_path) == found
-    with pytest.raises(LabError, match="nobody answers"):
+    with pytest.raises(LabError, match="no server answers"):
         await sweep(SweepConfig("rate", start=4), run_point, tmp_path / "never")
 
 
