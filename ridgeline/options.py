@@ -177,7 +177,7 @@ def read_file(
             values[section] = _read_list(path, section, table, lists[section])
             continue
         if section not in sections:
-            raise OptionError(f"{path}: unknown section [{section}]{_nearest(section, [*sections, *lists])}")
+            raise OptionError(f"{path}: unknown section [{section}]{nearest(section, [*sections, *lists])}")
         if not isinstance(table, dict):
             raise OptionError(f"{path}: {section} must be a section: write [{section}] above its keys")
         values[section] = check_values(sections[section], table, where=f"{path}: [{section}] ")
@@ -199,7 +199,7 @@ def check_values(config: type, values: Mapping[str, Any], where: str = "") -> di
     checked = {}
     for key, value in by_name(config, values, where).items():
         if key not in known:
-            raise OptionError(f"{where}unknown key {key!r}{_nearest(key, known)}")
+            raise OptionError(f"{where}unknown key {key!r}{nearest(key, known)}")
         checked[key] = _checked(known[key], value, where)
     return checked
 
@@ -332,7 +332,7 @@ def _checked_one(option: Option, value: Any, where: str) -> Any:
     if wrong_bool or not isinstance(value, allowed):
         raise OptionError(f"{where}{option.name} must be {_NOUNS[option.base]}, got {value!r}")
     if option.choices and value not in option.choices:
-        near = _nearest(str(value), option.choices)
+        near = nearest(str(value), option.choices)
         raise OptionError(
             f"{where}{option.name} must be one of {', '.join(option.choices)}, got {value!r}{near}"
         )
@@ -341,7 +341,8 @@ def _checked_one(option: Option, value: Any, where: str) -> Any:
     return option.base(value)
 
 
-def _nearest(name: str, known: Iterable[str]) -> str:
+def nearest(name: str, known: Iterable[str]) -> str:
+    """The end of an error message about an unknown name: the nearest known one, or all of them."""
     names = list(known)
     close = difflib.get_close_matches(name, names, n=1, cutoff=0.5)
     return f"; did you mean {close[0]!r}?" if close else f"; known: {', '.join(names)}"

@@ -1,0 +1,182 @@
+"""The [[models]] tables of fleet.toml: what replicas of a model run, and how they are scaled and rolled out.
+
+Imports nothing heavy. `config.py` reads the file and checks its parts against each other.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal, TypeAlias
+
+from ridgeline.options import OptionError, check_range, option
+
+Policy = Literal["default", "round-robin", "least-loaded", "prefix", "lora", "sticky"]
+ServeValue: TypeAlias = str | int | float | bool | tuple[str, ...]
+DAY_S = 86_400
+# Settings of a server that the fleet chooses itself.
+FLEET_SETS = ("host", "port", "state_dir", "api_keys", "api_key_file", "served_model_name", "model", "names")
+
+
+@dataclass(frozen=True, slots=True)
+class ModelConfig:
+    """The keys of a [[models]] table itself."""
+
+    name: str = option("", "name that clients ask for")
+    source: str = option("", "MODEL of `ridgeline serve`: short name, folder, file or hub id; default: name")
+    aliases: tuple[str, ...] = option((), "further names that clients may ask for")
+    replicas: int = option(1, "replicas at the start; afterwards between [models.scaling] min and max")
+    policy: Policy = option("default", "how a request's replica is chosen")
+
+    def __post_init__(self) -> None:
+        check_range(self, f"[[models]] {self.name}:", 0, 10_000, "replicas")
+
+
+@dataclass(frozen=True, slots=True)
+class ResourcesConfig:
+    """[models.resources]: of one replica."""
+
+    cpus: int | None = option(None, "threads of one replica; default: the machine's, shared by its replicas")
+    memory: float | None = option(None, "GiB of memory of one replica; default: not counted")
+    gpus: int = option(0, "GPUs of one replica")
+    price: float = option(
+        1.0, "price of one replica per hour, in any unit; 1: a budget is a number of replicas"
+    )
+    pool: str = option("", "capacity pool in which the replicas run; default: any")
+    region: str = option("", "region in which the replicas run; default: any")
+
+    def __post_init__(self) -> None:
+        check_range(self, "[models.resources]", 1, 4096, "cpus")
+        check_range(self, "[models.resources]", 0.01, 1 << 20, "memory")
+        check_range(self, "[models.resources]", 0, 1024, "gpus")
+        check_range(self, "[models.resources]", 0.000001, 1e9, "price")
+
+
+@dataclass(frozen=True, slots=True)
+class LimitsConfig:
+    """[models.limits]: of requests that wait at a router."""
+
+    max_held: int = option(1024, "requests that may wait at each router; further ones get 429")
+    hold_s: float = option(30.0, "longest wait in seconds while every replica is saturated; then 429")
+    cold_s: float = option(300.0, "longest wait in seconds while no replica is ready; then 503")
+
+    def __post_init__(self) -> None:
+        check_range(self, "[models.limits]", 0, 1_000_000, "max_held")
+        check_range(self, "[models.limits]", 0, DAY_S, "hold_s", "cold_s")
+
+
+@dataclass(frozen=True, slots=True)
+class ScalingConfig:
+    """[models.scaling]: without this table, `replicas` stays as it is set."""
+
+    min: int = option(1, "least replicas; 0: scale to zero when no request arrives")
+    max: int = option(1, "most replicas")
+    window_s: float = option(60.0, "seconds of demand and load behind a decision")
+    scale_up_delay_s: float = option(0.0, "seconds for which more replicas must be needed before one starts")
+    scale_down_delay_s: float = option(
+        300.0, "seconds for which fewer replicas must be needed before one stops"
+    )
+    target: float = option(0.7, "wanted load of a replica, as a share of its capacity in tokens and KV")
+    budget: float | None = option(
+        None, "most that the replicas may cost per hour, in the unit of price: a hard limit"
+    )
+    ttft_slo_ms: float | None = option(
+        None, "wanted time to first token; `fleet check` warns where scaling cannot keep it"
+    )
+
+    def __post_init__(self) -> None:
+        check_range(self, "[models.scaling]", 0, 10_000, "min", "max")
+        check_range(self, "[models.scaling]", 1, DAY_S, "window_s")
+        check_range(self, "[models.scaling]", 0, DAY_S, "scale_up_delay_s", "scale_down_delay_s")
+        check_range(self, "[models.scaling]", 0.05, 1.0, "target")
+        check_range(self, "[models.scaling]", 0, 1e12, "budget")
+        if self.min > self.max:
+            raise OptionError(f"[models.scaling] min is {self.min}, which is more than max ({self.max})")
+
+
+@dataclass(frozen=True, slots=True)
+class RolloutConfig:
+    """[models.rollout]: how replicas of a new version take over."""
+
+    surge: int = option(1, "replicas of the new version that may run beyond the wanted number")
+    unavailable: int = option(0, "replicas that may be missing from the wanted number during a rollout")
+    canary: float = option(0.1, "share of requests of the first new replica until it is judged; 1: no canary")
+    canary_s: float = option(30.0, "seconds for which the canary is watched at least")
+    canary_requests: int = option(20, "requests after which the canary may be judged")
+    judge_s: float = option(600.0, "longest wait in seconds for those requests; then it is judged without")
+    error_rate: float = option(0.02, "roll back if the new version's error rate is this much above the old")
+    latency_ratio: float = option(
+        2.0, "roll back if the new version's p90 time to first token is this multiple of the old one's"
+    )
+    start_s: float = option(900.0, "seconds for a new replica to become ready; then the rollout goes back")
+
+    def __post_init__(self) -> None:
+        check_range(self, "[models.rollout]", 0, 1000, "surge", "unavailable")
+        check_range(self, "[models.rollout]", 0.001, 1, "canary")
+        check_range(self, "[models.rollout]", 0, DAY_S, "canary_s", "judge_s", "start_s")
+        check_range(self, "[models.rollout]", 0, 1_000_000, "canary_requests")
+        check_range(self, "[models.rollout]", 0, 1, "error_rate")
+        check_range(self, "[models.rollout]", 1, 1000, "latency_ratio")
+        if self.surge == 0 and self.unavailable == 0:
+            raise OptionError("[models.rollout] surge and unavailable are both 0: no replica could change")
+
+
+TABLES: Mapping[str, type] = {
+    "resources": ResourcesConfig,
+    "limits": LimitsConfig,
+    "scaling": ScalingConfig,
+    "rollout": RolloutConfig,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class FleetModel:
+    """One model of the fleet: its table and the tables below it."""
+
+    model: ModelConfig
+    serve: Mapping[str, ServeValue] = field(default_factory=dict)  # options of `ridgeline serve`, by name
+    resources: ResourcesConfig = field(default_factory=ResourcesConfig)
+    limits: LimitsConfig = field(default_factory=LimitsConfig)
+    scaling: ScalingConfig = field(default_factory=ScalingConfig)
+    rollout: RolloutConfig = field(default_factory=RolloutConfig)
+    scales: bool = False  # [models.scaling] is there
+
+    @property
+    def name(self) -> str:
+        return self.model.name
+
+    @property
+    def source(self) -> str:
+        return self.model.source or self.model.name
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        return (self.name, *self.model.aliases)
+
+    @property
+    def slug(self) -> str:
+        """The beginning of its replicas' ids."""
+        return re.sub(r"[^a-z0-9]+", "-", self.name.lower()).strip("-") or "model"
+
+    @property
+    def most(self) -> int:
+        """The largest number of replicas within the model's own budget."""
+        most = self.scaling.max if self.scales else 10_000
+        if self.scaling.budget is not None:
+            most = min(most, int(self.scaling.budget / self.resources.price + 1e-9))
+        return most
+
+    @property
+    def version(self) -> str:
+        """Fingerprint of what its replicas run. Another one needs a rollout."""
+        runs: dict[str, Any] = {
+            "source": self.source,
+            "serve": {key: self.serve[key] for key in sorted(self.serve)},
+            "cpus": self.resources.cpus,
+            "memory": self.resources.memory,
+            "gpus": self.resources.gpus,
+        }
+        return hashlib.sha256(json.dumps(runs, sort_keys=True).encode()).hexdigest()[:10]

@@ -1,0 +1,1 @@
+"""Where replicas run: one small interface, and local processes, Ray and Kubernetes behind it."""
