@@ -45,6 +45,16 @@ class Table(msgspec.Struct, frozen=True):
     generation: int  # rises with each change, over all controllers: an older one is ignored
     models: tuple[ModelEntry, ...]
     replicas: tuple[ReplicaEntry, ...]
+    key: str = ""  # bearer key of the replicas, made by the controller
+
+
+class VersionOutcome(msgspec.Struct, frozen=True):
+    """How requests to the replicas of one version ended, in the last interval. A rollout is judged by it."""
+
+    version: str
+    ended: int  # requests that a replica answered or failed; cancelled ones do not count
+    errors: int  # of these: 5xx, a broken connection, a stream without its end
+    ttft_ms: tuple[float, ...] = ()  # up to 64 samples
 
 
 class ModelDemand(msgspec.Struct, frozen=True):
@@ -59,6 +69,7 @@ class ModelDemand(msgspec.Struct, frozen=True):
     in_flight: int
     errors: int = 0
     ttft_ms: tuple[float, ...] = ()  # up to 64 samples
+    versions: tuple[VersionOutcome, ...] = ()
 
 
 class Demand(msgspec.Struct, frozen=True):
