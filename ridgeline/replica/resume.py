@@ -1,0 +1,222 @@
+"""Resumable streams: the markers between a stream's events, and the state from which a peer continues it.
+
+A server writes each group of events after a marker line, `:r {json}` (a comment for SSE clients). The router
+reads groups with a GroupReader, forwards only complete ones and keeps a ResumeState. If the replica dies, the
+router sends the request again with that state, and a peer writes the events that are missing. Pure data.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+RESUMABLE_HEADER = "x-ridgeline-resumable"  # request: write markers; response: this stream has them
+RESUME_HEADER = "x-ridgeline-resume"  # request: the body has the field below
+RESUME_FIELD = "ridgeline_resume"
+MARK = b":r "
+LONGEST_MARKER = 1 << 20
+
+
+class BrokenMarkers(ValueError):
+    """The stream does not consist of marked groups."""
+
+
+class Head(msgspec.Struct, frozen=True):
+    """What all events of a stream have in common. It is in the first marker."""
+
+    id: str  # of the request; the ids in the events are made of it
+    created: int
+    seed: int  # the client's, or the one drawn in its place
+    version: str  # of the model, the software and the settings: another one cannot continue
+    epoch: str  # of the server process
+
+
+class Finish(msgspec.Struct, frozen=True):
+    """How the engine ended a choice. stop: the stop string or the token that ended it."""
+
+    reason: str
+    stop: str | int | None = None
+
+
+class Failure(msgspec.Struct, frozen=True):
+    """The group is an error event. elsewhere: a peer may continue the stream instead."""
+
+    status: int
+    code: str
+    elsewhere: bool
+
+
+class Tokens(msgspec.Struct, frozen=True, array_like=True):
+    """New tokens of a choice, and its end."""
+
+    choice: int
+    ids: list[int]
+    finish: Finish | None = None
+
+
+class Marker(msgspec.Struct, frozen=True, omit_defaults=True):
+    """Of one group. Its tokens are those of its events, and earlier ones that showed no text."""
+
+    n: int  # bytes of the events that follow
+    t: list[Tokens] = []
+    c: int = 0  # characters shown since the beginning, in all choices
+    calls: list[tuple[int, str]] = []  # choice and id of each tool call that begins
+    cached: dict[int, int] = {}  # prompt number → its tokens found in the prefix cache
+    head: Head | None = None
+    end: bool = False  # the stream is complete
+    failure: Failure | None = None
+
+
+class Output(msgspec.Struct):
+    """What the client has of one choice. bursts: place and number of tokens that came together."""
+
+    tokens: list[int] = []
+    bursts: list[tuple[int, int]] = []
+    finish: Finish | None = None
+    calls: list[str] = []
+
+    def add(self, tokens: Tokens) -> None:
+        if len(tokens.ids) > 1:
+            self.bursts.append((len(self.tokens), len(tokens.ids)))
+        self.tokens += tokens.ids
+        self.finish = tokens.finish or self.finish
+
+    def chunks(self) -> list[list[int]]:
+        """The tokens as they came."""
+        sizes, chunks, place = dict(self.bursts), list[list[int]](), 0
+        while place < len(self.tokens):
+            size = max(1, sizes.get(place, 1))
+            chunks.append(self.tokens[place : place + size])
+            place += size
+        return chunks
+
+
+class ResumeState(msgspec.Struct):
+    """Everything that a peer needs to continue a stream, besides the request."""
+
+    head: Head | None = None
+    outputs: dict[int, Output] = {}  # by choice
+    characters: int = 0
+    cached: dict[int, int] = {}
+    ended: bool = False
+    failure: Failure | None = None
+
+    def add(self, marker: Marker) -> None:
+        """The client has this group's events."""
+        if marker.head is not None and self.head is None:
+            self.head = marker.head
+        for tokens in marker.t:
+            self.outputs.setdefault(tokens.choice, Output()).add(tokens)
+        for choice, id in marker.calls:
+            self.outputs.setdefault(choice, Output()).calls.append(id)
+        self.characters = max(self.characters, marker.c)
+        self.cached.update(marker.cached)
+        self.ended = self.ended or marker.end
+        self.failure = marker.failure
+
+    @property
+    def num_tokens(self) -> int:
+        return sum(len(output.tokens) for output in self.outputs.values())
+
+    @property
+    def may_continue(self) -> bool:
+        """Whether a peer can take over: the head has arrived, and the end has not."""
+        refused = self.failure is not None and not self.failure.elsewhere
+        return self.head is not None and not self.ended and not refused
+
+
+class Group(msgspec.Struct, frozen=True):
+    """One complete group: the bytes for the client."""
+
+    marker: Marker
+    events: bytes
+
+    @property
+    def tokens(self) -> list[Tokens]:
+        return self.marker.t
+
+
+class GroupReader:
+    """Splits a stream into its complete groups, however its bytes are divided.
+
+    An incomplete group stays in the buffer: if the replica dies, it was never sent.
+    """
+
+    def __init__(self) -> None:
+        self._buffer = bytearray()
+        self._marker: Marker | None = None
+
+    def feed(self, data: bytes) -> list[Group]:
+        """The groups that these bytes complete. Raises BrokenMarkers for a stream without markers."""
+        self._buffer += data
+        groups = []
+        while (group := self._next()) is not None:
+            groups.append(group)
+        return groups
+
+    @property
+    def incomplete_bytes(self) -> int:
+        return len(self._buffer)
+
+    def _next(self) -> Group | None:
+        if self._marker is None:
+            self._marker = self._read_marker()
+        marker = self._marker
+        if marker is None or len(self._buffer) < marker.n:
+            return None
+        events = bytes(memoryview(self._buffer)[: marker.n])
+        del self._buffer[: marker.n]
+        self._marker = None
+        return Group(marker, events)
+
+    def _read_marker(self) -> Marker | None:
+        if not MARK.startswith(self._buffer[: len(MARK)]):
+            raise BrokenMarkers(f"expected a marker, got {bytes(self._buffer[:80])!r}")
+        end = self._buffer.find(b"\n", 0, LONGEST_MARKER)
+        if end < 0:
+            if len(self._buffer) >= LONGEST_MARKER:
+                raise BrokenMarkers(f"a marker has more than {LONGEST_MARKER} bytes")
+            return None
+        line = bytes(memoryview(self._buffer)[len(MARK) : end])
+        del self._buffer[: end + 1]
+        return decode_marker(line)
+
+
+_encoder = msgspec.json.Encoder()
+_markers: msgspec.json.Decoder[Marker] = msgspec.json.Decoder(Marker)
+_fields: msgspec.json.Decoder[dict[str, msgspec.Raw]] = msgspec.json.Decoder(dict[str, msgspec.Raw])
+_states: msgspec.json.Decoder[ResumeState] = msgspec.json.Decoder(ResumeState)
+
+
+def encode_group(marker: Marker, events: bytes) -> bytes:
+    """The marker line and its events. `marker.n` must be their length."""
+    if marker.n != len(events):
+        raise ValueError(f"the marker announces {marker.n} bytes, and there are {len(events)}")
+    return b"%b%b\n%b" % (MARK, _encoder.encode(marker), events)
+
+
+def decode_marker(line: bytes) -> Marker:
+    """From the JSON of a marker line. Raises BrokenMarkers."""
+    try:
+        marker = _markers.decode(line)
+    except msgspec.MsgspecError as error:
+        raise BrokenMarkers(f"cannot read the marker {line[:80]!r}: {error}") from None
+    if marker.n < 0:
+        raise BrokenMarkers(f"a marker announces {marker.n} bytes")
+    return marker
+
+
+def with_state(body: bytes, state: ResumeState) -> bytes:
+    """The request's JSON body with the state from which to continue."""
+    fields: dict[str, Any] = {**_fields.decode(body), RESUME_FIELD: state}
+    return _encoder.encode(fields)
+
+
+def split_state(body: bytes) -> tuple[bytes, ResumeState]:
+    """The client's body and the state. Raises ValueError if the body has none, or it is malformed."""
+    fields = _fields.decode(body)
+    raw = fields.pop(RESUME_FIELD, None)
+    if raw is None:
+        raise ValueError(f"{RESUME_FIELD}: this field is required")
+    return _encoder.encode(fields), _states.decode(raw)
