@@ -108,6 +108,7 @@ def given_flags(arguments: argparse.Namespace, section: str) -> dict[str, Any]:
 NOT_SETTINGS = (
     *("RIDGELINE_CACHE", "RIDGELINE_API_KEY", "RIDGELINE_ADMIN_URL", "RIDGELINE_ADMIN_KEY_FILE"),
     *("RIDGELINE_DEBUG", "RIDGELINE_ISA", "RIDGELINE_PDL", "RIDGELINE_ASSUME_CAPABILITY"),
+    "RIDGELINE_FLEET_REPLICA",
 )
 _TRUTHS = {
     "1": True,

@@ -67,13 +67,13 @@ class RunRecord:
 def announced(kind: Kind, url: str, names: Sequence[str], sources: Sequence[str] = ()) -> Iterator[SetState]:
     """Keep a record of this process inside the context. A home that cannot be written has none."""
     pid = os.getpid()
-    ticks = _ticks(pid)
+    ticks = process_ticks(pid)
     first = RunRecord(
         kind,
         pid,
         ticks or 0,
         platform.node(),
-        _place(),
+        process_place(),
         url,
         tuple(names),
         tuple(sources),
@@ -141,7 +141,7 @@ def state_home() -> Path:
 
 
 def is_alive(record: RunRecord) -> bool:
-    return record.place == _place() and _ticks(record.pid) == record.ticks
+    return record.place == process_place() and process_ticks(record.pid) == record.ticks
 
 
 def end(record: RunRecord, timeout_s: float, *, at_once: bool = False) -> bool:
@@ -186,7 +186,7 @@ def _read(path: Path) -> RunRecord | None:
 def _is_over(record: RunRecord) -> bool:
     """Dead for certain. In another PID namespace of the same boot it may live, unseen from here."""
     boot, _, namespace = record.place.partition(" ")
-    own_boot, _, own_namespace = _place().partition(" ")
+    own_boot, _, own_namespace = process_place().partition(" ")
     return boot != own_boot or namespace == own_namespace
 
 
@@ -197,7 +197,7 @@ def _folder() -> Path | None:
         return None
 
 
-def _place() -> str:
+def process_place() -> str:
     try:
         boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
         return f"{boot} {os.readlink('/proc/self/ns/pid')}"
@@ -205,7 +205,7 @@ def _place() -> str:
         return ""
 
 
-def _ticks(pid: int) -> int | None:
+def process_ticks(pid: int) -> int | None:
     """When the process began; None where there is none, or only its exit code is left."""
     try:
         fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()

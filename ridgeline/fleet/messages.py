@@ -76,3 +76,4 @@ class Demand(msgspec.Struct, frozen=True):
     router: str  # name and epoch of the router process
     interval_s: float
     models: tuple[ModelDemand, ...]
+    generation: int = 0  # of the newest table that the router has: a drain waits for it

@@ -1,0 +1,98 @@
+"""Lease: one controller at a time acts on a state directory. It lives in the state directory's database.
+
+Each new holder gets a larger fence. Every write of a controller checks its fence in the same transaction:
+after another took over, the write is refused (LeaseLost). No two clocks are compared: a lease counts as given
+up when its process is gone, or when it was not renewed for LEASE_S by the waiting process's monotonic clock.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from dataclasses import dataclass
+
+from ridgeline.running import process_place, process_ticks
+from ridgeline.storage.database import Database, Work, statement
+
+LEASE_S = 6.0
+RENEW_S = 1.5
+STEPS = (
+    (
+        "CREATE TABLE fleet_lease (one BIGINT PRIMARY KEY, fence BIGINT NOT NULL, renewals BIGINT NOT NULL, "
+        "pid BIGINT NOT NULL, ticks BIGINT NOT NULL, place TEXT NOT NULL)",
+        "INSERT INTO fleet_lease VALUES (1, 0, 0, 0, 0, '')",
+    ),
+)
+
+
+class LeaseLost(Exception):
+    """Another controller holds the lease: this one must not act any more."""
+
+
+@dataclass(frozen=True, slots=True)
+class Holder:
+    fence: int
+    renewals: int
+    pid: int
+    ticks: int
+    place: str
+
+    @property
+    def is_gone(self) -> bool:
+        """Certainly: released, or its process of this machine has ended."""
+        if self.pid == 0:
+            return True
+        return self.place == process_place() and process_ticks(self.pid) != self.ticks
+
+
+class Lease:
+    def __init__(self, database: Database) -> None:
+        self._database = database
+        self.fence = 0  # 0: not held
+        self._seen: tuple[int, int] | None = None
+        self._seen_at = 0.0
+
+    async def holder(self) -> Holder:
+        rows = await self._database.ask("SELECT fence, renewals, pid, ticks, place FROM fleet_lease")
+        return Holder(*rows[0])
+
+    async def try_take(self, now: float | None = None) -> Holder | None:
+        """Take it where it is free, and return None; else return its holder."""
+        now = time.monotonic() if now is None else now
+        holder = await self.holder()
+        if self._seen != (holder.fence, holder.renewals):
+            self._seen, self._seen_at = (holder.fence, holder.renewals), now
+        if not holder.is_gone and now - self._seen_at < LEASE_S:
+            return holder
+        self.fence = await self._database.write(_take(holder))
+        return None if self.fence else await self.holder()
+
+    async def renew(self) -> None:
+        await self._database.write(
+            fenced(self.fence, statement("UPDATE fleet_lease SET renewals = renewals + 1"))
+        )
+
+    async def release(self) -> None:
+        """For the next controller to start at once. Without effect for one that lost it."""
+        await self._database.write(statement("UPDATE fleet_lease SET pid = 0 WHERE fence = ?", self.fence))
+
+
+def fenced(fence: int, work: Work[object]) -> Work[object]:
+    """The work in a transaction of the lease's holder alone."""
+    rows = yield "SELECT fence FROM fleet_lease", ()
+    if rows[0][0] != fence or fence == 0:
+        raise LeaseLost(f"the lease passed to another controller (fence {rows[0][0]}, ours is {fence})")
+    return (yield from work)
+
+
+def _take(expected: Holder) -> Work[int]:
+    """The new fence; 0 where another process was faster."""
+    rows = yield "SELECT fence, renewals FROM fleet_lease", ()
+    if tuple(rows[0]) != (expected.fence, expected.renewals):
+        return 0
+    pid = os.getpid()
+    yield (
+        "UPDATE fleet_lease SET fence = fence + 1, renewals = 0, pid = ?, ticks = ?, place = ?",
+        (pid, process_ticks(pid) or 0, process_place()),
+    )
+    return expected.fence + 1

@@ -1,0 +1,241 @@
+"""LocalSubstrate: replicas are processes of this machine, each on a port that the system chooses.
+
+A replica has its own session: Ctrl-C at the controller does not reach it, and it outlives the controller. It
+is found again by its number and start time, or by the mark in its environment. Its log is a file.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+import msgspec
+
+from ridgeline.fleet.config_substrates import LocalConfig
+from ridgeline.fleet.substrates.substrate import (
+    MARK,
+    Capacity,
+    Handle,
+    Observed,
+    ReplicaSpec,
+    SubstrateError,
+)
+from ridgeline.options import without_settings
+from ridgeline.running import process_place, process_ticks, running
+
+KILL_GRACE_S = 5.0  # beyond the drain, for the last events of streams
+POLL_S = 0.05
+PROC = Path("/proc")
+
+
+class Place(msgspec.Struct, frozen=True):
+    """Of a Handle: enough to tell this process from every other."""
+
+    pid: int
+    ticks: int
+    place: str  # boot and PID namespace
+    log: str
+    gpus: tuple[str, ...] = ()
+
+
+class LocalSubstrate:
+    def __init__(self, state_dir: Path, config: LocalConfig) -> None:
+        self._state_dir, self._config = state_dir, config
+        self._children: dict[int, subprocess.Popen[bytes]] = {}  # those this process started
+        self._urls: dict[str, str] = {}
+        self._spawned: dict[str, float] = {}
+        self._gpus: dict[str, tuple[str, ...]] = {}  # in use, by replica
+
+    async def start(self, spec: ReplicaSpec) -> Handle:
+        folder = self._state_dir / "replicas" / spec.id
+        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        logs = self._state_dir / "logs"
+        logs.mkdir(exist_ok=True, mode=0o700)
+        path = logs / f"{spec.id}.log"
+        gpus = self._free_gpus(spec)
+        environment = without_settings(os.environ) | dict(spec.environment) | {MARK: spec.mark}
+        if gpus:
+            environment["CUDA_VISIBLE_DEVICES"] = ",".join(gpus)
+        command = (sys.executable, "-m", "ridgeline.cli.main", "serve", spec.source, *spec.flags)
+        began = time.monotonic()
+        try:
+            with path.open("ab") as log:
+                process = subprocess.Popen(  # returns once the program is loaded
+                    [*command, "--host=127.0.0.1", "--port=0", f"--state-dir={folder}"],
+                    stdin=subprocess.DEVNULL,
+                    stdout=log,
+                    stderr=log,
+                    env=environment,
+                    start_new_session=True,
+                )
+        except OSError as error:
+            raise SubstrateError(f"{spec.id} cannot be started: {error}") from error
+        self._children[process.pid] = process
+        self._spawned[spec.id] = time.monotonic() - began
+        self._gpus[spec.id] = gpus
+        place = Place(process.pid, process_ticks(process.pid) or 0, process_place(), str(path), gpus)
+        return Handle(spec.id, msgspec.json.encode(place).decode())
+
+    async def stop(self, handle: Handle, drain_s: float) -> None:
+        place = _place(handle)
+        deadline = time.monotonic() + drain_s
+        if drain_s > 0:
+            self._signal(place, signal.SIGTERM)
+            deadline += KILL_GRACE_S
+        while self._lives(place) and time.monotonic() < deadline:
+            await asyncio.sleep(POLL_S)
+        await self._end_session(place)
+        self._urls.pop(handle.replica, None)
+        self._gpus.pop(handle.replica, None)
+
+    async def poll(self, handle: Handle) -> Observed:
+        place = _place(handle)
+        if not self._lives(place):
+            child = self._children.get(place.pid)
+            code = None if child is None else child.returncode
+            await self._end_session(place)  # its engine must not outlive it
+            return Observed("exited", exit_code=code, reason=_ending(code, Path(place.log)))
+        if handle.replica not in self._urls:
+            record = next((one for one in running() if one.pid == place.pid), None)
+            if record is None:
+                return Observed("running", reason="it has not bound its port yet")
+            self._urls[handle.replica] = record.url
+        spawned = self._spawned.get(handle.replica)
+        segments = {} if spawned is None else {"spawn": spawned}
+        return Observed("running", self._urls[handle.replica], segments=segments)
+
+    async def logs(self, handle: Handle, last_bytes: int) -> bytes:
+        return _tail(Path(_place(handle).log), last_bytes)
+
+    async def find(self, fleet: str) -> Sequence[Handle]:
+        """The oldest process of each mark: a replica's engine inherits the mark of its server."""
+        found: dict[str, tuple[int, int]] = {}
+        for pid, replica in _marked(fleet):
+            ticks = process_ticks(pid)
+            if ticks is not None and (ticks, pid) < found.get(replica, (sys.maxsize, 0)):
+                found[replica] = (ticks, pid)
+        log = self._state_dir / "logs"
+        return [
+            Handle(
+                replica,
+                msgspec.json.encode(
+                    Place(pid, ticks, process_place(), str(log / f"{replica}.log"), _gpus_of(pid))
+                ).decode(),
+            )
+            for replica, (ticks, pid) in found.items()
+        ]
+
+    async def capacity(self) -> Capacity:
+        memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / (1 << 30)
+        cpus = len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count() or 1
+        return Capacity(
+            cpus=self._config.cpus or cpus,
+            memory=self._config.memory or memory,
+            gpus=len(self._config.gpus),
+        )
+
+    async def close(self) -> None:
+        return None
+
+    def adopt(self, handle: Handle) -> None:
+        """A replica of an earlier controller: its GPUs are in use."""
+        self._gpus[handle.replica] = _place(handle).gpus
+
+    def _free_gpus(self, spec: ReplicaSpec) -> tuple[str, ...]:
+        wanted = spec.resources.gpus
+        used = {gpu for gpus in self._gpus.values() for gpu in gpus}
+        free = [gpu for gpu in self._config.gpus if gpu not in used]
+        if len(free) < wanted:
+            raise SubstrateError(
+                f"{spec.id} needs {wanted} GPUs; {len(free)} of [substrate.local] gpus are free"
+            )
+        return tuple(free[:wanted])
+
+    def _lives(self, place: Place) -> bool:
+        child = self._children.get(place.pid)
+        if child is not None and child.poll() is not None:
+            return False
+        return place.place == process_place() and process_ticks(place.pid) == place.ticks
+
+    def _signal(self, place: Place, number: signal.Signals) -> None:
+        """To this process alone, never to another one that got its number later."""
+        with contextlib.suppress(ProcessLookupError):
+            process = os.pidfd_open(place.pid)
+            try:
+                if self._lives(place):
+                    signal.pidfd_send_signal(process, number)
+            finally:
+                os.close(process)
+
+    async def _end_session(self, place: Place) -> None:
+        """Kill what is left of the replica's session: itself and its engine."""
+        for pid in _session(place.pid):
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        while self._lives(place):
+            self._signal(place, signal.SIGKILL)
+            await asyncio.sleep(POLL_S)
+        child = self._children.pop(place.pid, None)
+        if child is not None:
+            child.wait()
+
+
+def _place(handle: Handle) -> Place:
+    return msgspec.json.decode(handle.place, type=Place)
+
+
+def _marked(fleet: str) -> list[tuple[int, str]]:
+    """Processes of this user with the mark, and their replicas."""
+    wanted = f"{MARK}={fleet}/".encode()
+    found = []
+    for folder in PROC.glob("[0-9]*"):
+        try:
+            variables = (folder / "environ").read_bytes().split(b"\0")
+        except OSError:  # another user's, or gone
+            continue
+        pid = int(folder.name)
+        found += [(pid, one.removeprefix(wanted).decode()) for one in variables if one.startswith(wanted)]
+    return found
+
+
+def _session(leader: int) -> list[int]:
+    """The living processes of a replica's session, whose leader may be gone. Others lack the mark."""
+    found = []
+    for folder in PROC.glob("[0-9]*"):
+        with contextlib.suppress(OSError, ValueError, IndexError):
+            fields = (folder / "stat").read_text().rpartition(")")[2].split()
+            if int(fields[3]) != leader or fields[0] in "ZX":
+                continue
+            if f"{MARK}=".encode() in (folder / "environ").read_bytes():
+                found.append(int(folder.name))
+    return found
+
+
+def _gpus_of(pid: int) -> tuple[str, ...]:
+    with contextlib.suppress(OSError):
+        for variable in (PROC / str(pid) / "environ").read_bytes().split(b"\0"):
+            if variable.startswith(b"CUDA_VISIBLE_DEVICES="):
+                return tuple(filter(None, variable.partition(b"=")[2].decode().split(",")))
+    return ()
+
+
+def _ending(code: int | None, log: Path) -> str:
+    how = "it ended" if code is None else f"exit code {code}" if code >= 0 else f"signal {-code}"
+    lines = _tail(log, 2000).decode(errors="replace").strip().splitlines()
+    return f"{how}; last line of its log: {lines[-1][:300]}" if lines else how
+
+
+def _tail(path: Path, last_bytes: int) -> bytes:
+    try:
+        with path.open("rb") as file:
+            file.seek(max(path.stat().st_size - last_bytes, 0))
+            return file.read()
+    except OSError:
+        return b""

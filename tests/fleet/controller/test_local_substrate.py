@@ -1,0 +1,111 @@
+"""LocalSubstrate with real processes: found again, told apart, and nothing left behind."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import sys
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from ridgeline.fleet.config_models import ResourcesConfig
+from ridgeline.fleet.config_substrates import LocalConfig
+from ridgeline.fleet.substrates import local
+from ridgeline.fleet.substrates.local import LocalSubstrate, Place
+from ridgeline.fleet.substrates.substrate import MARK, Handle, ReplicaSpec, SubstrateError
+from ridgeline.running import process_ticks
+from tests.patience import PATIENCE_S
+
+# A "server" with an "engine": the parent ends at SIGTERM, its child never does.
+PROGRAM = """#!/bin/sh
+sleep 600 &
+echo $! > "$PIDS"
+trap 'exit 0' TERM
+wait
+"""
+
+
+@pytest.fixture
+def program(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    path = tmp_path / "serve"
+    path.write_text(PROGRAM)
+    path.chmod(0o700)
+    monkeypatch.setattr(sys, "executable", str(path))
+    return path
+
+
+def spec(id: str, tmp_path: Path, gpus: int = 0) -> ReplicaSpec:
+    environment = {"PIDS": str(tmp_path / f"{id}.child")}
+    return ReplicaSpec("f1", id, "m", "v", "source", (), environment, ResourcesConfig(gpus=gpus))
+
+
+async def child_of(id: str, tmp_path: Path) -> int:
+    path = tmp_path / f"{id}.child"
+    async with asyncio.timeout(PATIENCE_S):
+        while not path.exists() or not path.read_text().strip():
+            await asyncio.sleep(0.01)
+    return int(path.read_text())
+
+
+@pytest.mark.parametrize("drain_s", [0.0, 30.0])
+async def test_a_stopped_replica_leaves_no_process(program: Path, tmp_path: Path, drain_s: float) -> None:
+    substrate = LocalSubstrate(tmp_path, LocalConfig())
+    handle = await substrate.start(spec("m-1", tmp_path))
+    child = await child_of("m-1", tmp_path)
+    assert (await substrate.poll(handle)).phase == "running"
+    await substrate.stop(handle, drain_s)
+    assert (await substrate.poll(handle)).phase == "exited"
+    assert process_ticks(child) is None
+    assert await substrate.find("f1") == []
+
+
+async def test_a_killed_replicas_engine_is_ended_too(program: Path, tmp_path: Path) -> None:
+    substrate = LocalSubstrate(tmp_path, LocalConfig())
+    handle = await substrate.start(spec("m-1", tmp_path))
+    child = await child_of("m-1", tmp_path)
+    os.kill(msgspec.json.decode(handle.place, type=Place).pid, 9)
+    async with asyncio.timeout(PATIENCE_S):
+        while (seen := await substrate.poll(handle)).phase != "exited":
+            await asyncio.sleep(0.01)
+    assert (seen.exit_code, seen.reason) == (-9, "signal 9")
+    async with asyncio.timeout(PATIENCE_S):
+        while process_ticks(child) is not None:
+            await asyncio.sleep(0.01)
+
+
+async def test_another_controller_finds_the_replicas_of_its_own_fleet(program: Path, tmp_path: Path) -> None:
+    first = LocalSubstrate(tmp_path, LocalConfig())
+    handles = [await first.start(spec(id, tmp_path)) for id in ("m-1", "m-2")]
+    for id in ("m-1", "m-2"):
+        await child_of(id, tmp_path)
+    second = LocalSubstrate(tmp_path, LocalConfig())
+    found = await second.find("f1")
+    assert sorted(found, key=lambda one: one.replica) == handles
+    assert await second.find("f2") == []
+    for handle in found:
+        await second.stop(handle, 0.0)
+    assert await second.find("f1") == []
+
+
+async def test_a_process_that_got_the_same_number_later_is_not_taken_for_the_replica(tmp_path: Path) -> None:
+    place = Place(os.getpid(), 1, local.process_place(), str(tmp_path / "log"))
+    handle = Handle("m-1", msgspec.json.encode(place).decode())
+    substrate = LocalSubstrate(tmp_path, LocalConfig())
+    assert (await substrate.poll(handle)).phase == "exited"
+    await substrate.stop(handle, 1.0)  # this test goes on
+
+
+async def test_gpus_are_given_to_one_replica_at_a_time(program: Path, tmp_path: Path) -> None:
+    substrate = LocalSubstrate(tmp_path, LocalConfig(gpus=("0", "1")))
+    one = await substrate.start(spec("m-1", tmp_path, gpus=2))
+    with pytest.raises(SubstrateError, match="0 of"):
+        await substrate.start(spec("m-2", tmp_path, gpus=1))
+    pid = msgspec.json.decode(one.place, type=Place).pid
+    await child_of("m-1", tmp_path)
+    assert b"CUDA_VISIBLE_DEVICES=0,1" in Path(f"/proc/{pid}/environ").read_bytes()
+    assert f"{MARK}=f1/m-1".encode() in Path(f"/proc/{pid}/environ").read_bytes()
+    await substrate.stop(one, 0.0)
+    two = await substrate.start(spec("m-2", tmp_path, gpus=1))
+    await substrate.stop(two, 0.0)

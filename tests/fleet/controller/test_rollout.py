@@ -1,0 +1,171 @@
+"""The rollout's state machine: its limits hold in every order of events, and it ends."""
+
+from __future__ import annotations
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from ridgeline.fleet.config_models import RolloutConfig
+from ridgeline.fleet.controller.rollout import Counts, Rollout
+from ridgeline.fleet.messages import VersionOutcome
+
+
+class World:
+    """Replicas that become ready when told, and never die by themselves."""
+
+    def __init__(self, rollout: Rollout, wanted: int) -> None:
+        self.rollout, self.wanted = rollout, wanted
+        self.old, self.new = [True] * wanted, list[bool]()  # whether each serves
+        self.now = 0.0
+        self.failed = 0
+        self.notes: list[str] = []
+
+    def counts(self) -> tuple[Counts, Counts]:
+        made = [Counts(len(one) - sum(one), sum(one)) for one in (self.old, self.new)]
+        return made[0], Counts(made[1].starting, made[1].serving, self.failed)
+
+    def step(self, room: int = 100) -> bool:
+        old, new = self.counts()
+        step = self.rollout.step(old, new, self.wanted, room, self.now)
+        self.notes += [step.note] * bool(step.note)
+        self.old += [False] * step.start_old
+        self.new += [False] * step.start_new
+        for replicas, count in ((self.old, step.drain_old), (self.new, step.drain_new)):
+            replicas.sort()  # those that start are removed first
+            assert 0 <= count <= len(replicas)
+            del replicas[:count]
+        return bool(step.start_new or step.start_old or step.drain_old or step.drain_new)
+
+    @property
+    def serving(self) -> int:
+        return sum(self.old) + sum(self.new)
+
+    def all_ready(self) -> None:
+        self.old, self.new = [True] * len(self.old), [True] * len(self.new)
+
+    def outcome(self, version: str, ended: int, errors: int = 0, ttft_ms: float = 100.0) -> None:
+        self.rollout.hear(VersionOutcome(version, ended, errors, (ttft_ms,) * min(ended, 64)))
+
+
+def world(wanted: int = 4, **config: float) -> World:
+    return World(Rollout("a", "b", RolloutConfig(**config), now=0.0), wanted)  # type: ignore[arg-type]
+
+
+@given(
+    st.integers(1, 6),
+    st.integers(0, 3),
+    st.integers(0, 3),
+    st.lists(st.sampled_from(["ready", "step", "good", "bad", "time", "fail"]), max_size=60),
+)
+@settings(max_examples=300, deadline=None)
+def test_the_limits_hold_in_every_order_of_events(
+    wanted: int, surge: int, unavailable: int, events: list[str]
+) -> None:
+    if surge == unavailable == 0:
+        surge = 1
+    one = world(wanted, surge=surge, unavailable=unavailable, canary_requests=5)
+    for event in events:
+        if event == "ready":
+            one.all_ready()
+        elif event == "good":
+            one.outcome("a", 20)
+            one.outcome("b", 5)
+        elif event == "bad":
+            one.outcome("b", 5, errors=5)
+        elif event == "time":
+            one.now += 40.0
+        elif event == "fail" and False in one.new:
+            one.new.remove(False)
+            one.failed += 1
+        else:
+            one.step()
+        assert len(one.old) + len(one.new) <= wanted + surge
+        assert one.serving >= max(wanted - unavailable, 0)
+    # Left alone, it ends: with the new version, or with the old one.
+    for _ in range(200):
+        one.all_ready()
+        one.now += 40.0
+        one.outcome("a", 20)
+        if one.rollout.phase == "canary":
+            one.outcome("b", 20)
+        one.step()
+        assert one.serving >= max(wanted - unavailable, 0)
+    assert one.rollout.is_over
+    left, gone = (one.new, one.old) if one.rollout.phase == "done" else (one.old, one.new)
+    assert (len(left), len(gone)) == (wanted, 0)
+
+
+def test_a_canary_gets_a_small_share_until_it_has_been_judged() -> None:
+    one = world(canary=0.1, canary_s=30.0, canary_requests=20)
+    one.step()
+    assert one.new == [False]
+    one.all_ready()
+    assert one.rollout.step(*one.counts(), 4, 100, 0.0).new_weight == 0.1
+    one.now = 29.0
+    one.outcome("b", 20)
+    one.step()
+    assert one.rollout.phase == "canary"
+    one.now = 31.0
+    assert one.rollout.step(*one.counts(), 4, 100, one.now).new_weight == 1.0
+    assert one.rollout.phase == "rolling"
+
+
+def test_a_canary_without_requests_is_passed_only_after_judge_s() -> None:
+    one = world(canary_s=1.0, judge_s=100.0)
+    one.step()
+    one.all_ready()
+    for now, phase in ((0.0, "canary"), (50.0, "canary"), (101.0, "rolling")):
+        one.now = now
+        one.step()
+        assert one.rollout.phase == phase
+
+
+def test_a_higher_error_rate_turns_it_back_and_the_old_version_keeps_serving() -> None:
+    one = world(error_rate=0.02)
+    one.step()
+    one.all_ready()
+    one.outcome("a", 1000, errors=10)
+    one.outcome("b", 100, errors=2)  # 2 % against 1 %: allowed
+    one.step()
+    assert one.rollout.phase == "canary"
+    one.outcome("b", 100, errors=8)
+    one.step()
+    assert one.rollout.phase == "rolling_back"
+    assert "error rate 5.0% (10 of 200) against 1.0%" in one.notes[-1]
+    for _ in range(5):
+        one.step()
+    assert one.rollout.phase == "rolled_back"
+    assert (one.old, one.new) == ([True] * 4, [])
+
+
+def test_a_slow_canary_turns_it_back() -> None:
+    one = world(latency_ratio=2.0, canary_requests=20)
+    one.step()
+    one.all_ready()
+    one.outcome("a", 50, ttft_ms=100.0)
+    one.outcome("b", 20, ttft_ms=201.0)
+    one.step()
+    assert one.rollout.phase == "rolling_back"
+    assert "201 ms against 100 ms" in one.notes[-1]
+
+
+def test_failed_starts_turn_it_back_and_a_start_that_never_ends_does_too() -> None:
+    one = world()
+    one.step()
+    one.failed = 3
+    one.step()
+    assert "failed to start" in one.notes[-1]
+    one = world(start_s=60.0)
+    one.step()
+    one.now = 61.0
+    one.step()
+    assert "ready after 60 s" in one.notes[-1]
+
+
+def test_the_budget_stops_a_surge() -> None:
+    one = world(surge=2, unavailable=0)
+    assert not one.step(room=0)
+    assert one.new == []
+    one = world(surge=2, unavailable=1)
+    assert one.step(room=0)  # an old replica makes a place
+    assert (len(one.old), one.new) == (3, [])
