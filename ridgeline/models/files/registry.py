@@ -19,7 +19,7 @@ from typing import Literal
 from ridgeline.machine import cache_dir
 from ridgeline.models.errors import PICKLE_SUFFIXES, BrokenModel, ModelNotFound, UnsupportedModel
 from ridgeline.models.files.conversion import adapter_refusal, is_adapter, pickle_refusal
-from ridgeline.models.files.hub import HUB_FILES, fetch_files, hub_id
+from ridgeline.models.files.hub import DESCRIPTIONS, HUB_FILES, fetch_files, hub_id
 from ridgeline.models.files.known_models import KNOWN_MODELS, KnownModel, SmallFile
 from ridgeline.models.spec.published import nearest_published
 
@@ -87,6 +87,13 @@ def resolve(name: str) -> ResolvedModel:
     if path.is_file():
         return ResolvedModel(path.stem, _checked_file(path), "gguf")
     raise not_found(name)
+
+
+def resolve_description(name: str) -> Path:
+    """Where a MODEL's config and tokenizer are. Weights of a model on the hub are not downloaded."""
+    if find_known(name) is None and hub_id(name) is not None:
+        return _checked_directory(fetch_files(name, list(DESCRIPTIONS))[1])
+    return resolve(name).path
 
 
 def find_known(name: str) -> KnownModel | None:
