@@ -86,6 +86,13 @@ class ScalingConfig:
     ttft_slo_ms: float | None = option(
         None, "wanted time to first token; `fleet check` warns where scaling cannot keep it"
     )
+    replica_requests_per_s: float | None = option(
+        None, "requests/s of one replica; default: measured on replicas with requests waiting"
+    )
+    replica_tokens_per_s: float | None = option(
+        None, "prompt and output tokens/s of one replica; default: measured on replicas with requests waiting"
+    )
+    stale_s: float = option(15.0, "seconds after which a report of load or demand no longer counts")
 
     def __post_init__(self) -> None:
         check_range(self, "[models.scaling]", 0, 10_000, "min", "max")
@@ -93,6 +100,8 @@ class ScalingConfig:
         check_range(self, "[models.scaling]", 0, DAY_S, "scale_up_delay_s", "scale_down_delay_s")
         check_range(self, "[models.scaling]", 0.05, 1.0, "target")
         check_range(self, "[models.scaling]", 0, 1e12, "budget")
+        check_range(self, "[models.scaling]", 1e-6, 1e12, "replica_requests_per_s", "replica_tokens_per_s")
+        check_range(self, "[models.scaling]", 1, DAY_S, "stale_s")
         if self.min > self.max:
             raise OptionError(f"[models.scaling] min is {self.min}, which is more than max ({self.max})")
 

@@ -1,0 +1,72 @@
+"""Decision and Explain: a decision of the autoscaler and its inputs, stored as an event."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import msgspec
+
+# What kept the result away from the number that the signals want.
+Limit = Literal[
+    "min",
+    "max",
+    "budget",
+    "scale_up_delay",
+    "scale_down_delay",
+    "stale",
+    "starting",  # a backlog adds no replica while earlier ones start
+    "one_first",  # from zero to one, and to zero through one
+    "work_left",  # not to zero while requests are held or run
+]
+
+
+class Signal(msgspec.Struct, frozen=True):
+    """One view of the demand, in replicas. desired None: the signal has nothing to go by."""
+
+    name: Literal["traffic", "utilisation"]
+    load: float  # replicas' worth of work, each used in full
+    desired: int | None  # replicas used to the target
+    facts: dict[str, float]
+    why: str
+
+
+class Explain(msgspec.Struct, frozen=True):
+    before: int
+    target: int
+    wanted: int  # by the larger signal, before any limit
+    won: Literal["traffic", "utilisation", "none"]
+    traffic: Signal
+    utilisation: Signal
+    limits: tuple[Limit, ...]
+    ready: int
+    starting: int
+    draining: int
+    stale: int  # serving replicas without a recent load report
+    oldest_start_s: float
+    price_per_hour: float  # of the replicas there are
+    warnings: tuple[str, ...] = ()
+
+    @property
+    def sentence(self) -> str:
+        """One line for `events` and `status`."""
+        change = (
+            f"keep {self.target}"
+            if self.target == self.before
+            else f"scale {'up' if self.target > self.before else 'down'} from {self.before} to {self.target}"
+        )
+        parts = [f"{change}: {self.won if self.won != 'none' else 'neither signal'} wants {self.wanted}"]
+        parts += [f"{signal.name}: {signal.why}" for signal in (self.traffic, self.utilisation)]
+        if self.limits:
+            parts.append("limited by " + ", ".join(self.limits))
+        if self.starting:
+            parts.append(f"{self.starting} starting, the oldest for {self.oldest_start_s:.0f} s")
+        return "; ".join(parts)
+
+
+class Decision(msgspec.Struct, frozen=True):
+    target: int
+    explain: Explain
+
+    @property
+    def changed(self) -> bool:
+        return self.target != self.explain.before
