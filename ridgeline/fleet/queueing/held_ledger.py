@@ -1,0 +1,117 @@
+"""HeldLedger: the state that the records of a journal describe: requests that wait, answers not fetched yet.
+
+Pure: the same records in the same order give the same state, whether they are made now or read after a crash.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections import OrderedDict
+
+import msgspec
+
+
+class HeldRequest(msgspec.Struct, frozen=True, tag="held"):
+    """A request that waits for the first replica. `key` is the client's: it asks for the answer with it."""
+
+    id: str
+    number: int  # order of arrival, over restarts
+    key: str
+    model: str
+    path: str
+    body: bytes
+    headers: tuple[tuple[str, str], ...] = ()
+    tenant: str = ""
+    priority: int = 1
+    arrived_at: float = 0.0  # wall clock, for people
+
+
+class Answer(msgspec.Struct, frozen=True, tag="answer"):
+    id: str
+    status: int
+    headers: tuple[tuple[str, str], ...]
+    body: bytes
+
+
+class Dropped(msgspec.Struct, frozen=True, tag="dropped"):
+    """It needs no answer any more: fetched, expired, or cancelled by its client."""
+
+    id: str
+    why: str
+
+
+Record = HeldRequest | Answer | Dropped
+_encoder = msgspec.msgpack.Encoder()
+_decoder: msgspec.msgpack.Decoder[Record] = msgspec.msgpack.Decoder(Record)
+
+
+class KeyReused(Exception):
+    """The key belongs to another request."""
+
+
+class HeldLedger:
+    """waiting: in order of arrival. answers: of requests that are done and not fetched yet."""
+
+    def __init__(self) -> None:
+        self.waiting: OrderedDict[str, HeldRequest] = OrderedDict()
+        self.answers: OrderedDict[str, Answer] = OrderedDict()
+        self._ids: dict[tuple[str, str], str] = {}  # (tenant, key) → id
+        self._requests: dict[str, tuple[str, str, bytes]] = {}  # id → tenant, key, fingerprint
+        self.next_number = 0
+
+    def apply(self, record: Record) -> None:
+        if isinstance(record, HeldRequest):
+            self.waiting[record.id] = record
+            self._ids[record.tenant, record.key] = record.id
+            self._requests[record.id] = (record.tenant, record.key, fingerprint(record.path, record.body))
+            self.next_number = max(self.next_number, record.number + 1)
+        elif isinstance(record, Answer):
+            if record.id in self._requests:
+                self.waiting.pop(record.id, None)
+                self.answers[record.id] = record
+        elif record.id in self._requests:
+            tenant, key, _ = self._requests.pop(record.id)
+            self._ids.pop((tenant, key), None)
+            self.waiting.pop(record.id, None)
+            self.answers.pop(record.id, None)
+
+    def find(self, tenant: str, key: str, path: str, body: bytes) -> str | None:
+        """The id of the same request, sent before with this key. KeyReused if that was another request."""
+        id = self._ids.get((tenant, key))
+        if id is not None and self._requests[id][2] != fingerprint(path, body):
+            raise KeyReused(f"key {key!r} belongs to another request: use a new key for each request")
+        return id
+
+    def tenant_of(self, id: str) -> str | None:
+        """None: no such request."""
+        found = self._requests.get(id)
+        return None if found is None else found[0]
+
+    def bytes_of(self, id: str) -> int:
+        """Of the body that the next record of this request makes superfluous."""
+        kept = self.waiting.get(id) or self.answers.get(id)
+        return len(kept.body) if kept is not None else 0
+
+    def records(self) -> list[Record]:
+        """The shortest journal with the same state. An answered request keeps its key, without its body."""
+        answered: list[Record] = []
+        for id, answer in self.answers.items():
+            answered += [self._marker(id), answer]
+        return [*answered, *self.waiting.values()]
+
+    def _marker(self, id: str) -> HeldRequest:
+        tenant, key, print_of = self._requests[id]
+        return HeldRequest(id, -1, key, "", "", print_of, (), tenant)
+
+
+def fingerprint(path: str, body: bytes) -> bytes:
+    """Of a request. A record without a path holds the fingerprint itself: its body is no longer needed."""
+    return body if not path else hashlib.sha256(path.encode() + b"\0" + body).digest()
+
+
+def encode_record(record: Record) -> bytes:
+    return _encoder.encode(record)
+
+
+def decode_record(data: bytes) -> Record:
+    return _decoder.decode(data)
