@@ -21,8 +21,10 @@ from pathlib import Path
 import hypothesis
 import pytest
 
-# An example may take any time: the machine may be busy.
-hypothesis.settings.register_profile("ridgeline", deadline=None)
+# An example may take any time: the machine may be busy. Every run draws the same examples, so that its result
+# does not depend on chance; `--hypothesis-profile random` draws new ones.
+hypothesis.settings.register_profile("ridgeline", deadline=None, derandomize=True)
+hypothesis.settings.register_profile("random", deadline=None, derandomize=False)
 hypothesis.settings.load_profile("ridgeline")
 
 pytest_plugins = ["tests.tiny_wheel"]

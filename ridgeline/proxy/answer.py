@@ -82,11 +82,6 @@ class UpstreamAnswer:
         return None
 
     @property
-    def is_complete(self) -> bool:
-        """Whether the whole body has arrived; some of it may still be unread."""
-        return self._is_complete
-
-    @property
     def is_paused(self) -> bool:
         return self._is_paused
 

@@ -19,6 +19,7 @@ from ridgeline.models.files.known_models import KNOWN_MODELS
 from ridgeline.models.files.registry import cached_file
 from ridgeline.running import announced, is_alive, running
 from tests.conftest import await_ready, start_server
+from tests.patience import PATIENCE_S
 
 # A process that keeps a record and ends at SIGTERM, after `finish_s`.
 SERVER = """
@@ -167,7 +168,7 @@ def test_the_real_server_is_listed_and_stopped(
     server = start_server(tmp_path / "server.log", "--kv-tokens", "1024", "--threads", "1")
     try:
         await_ready(server)
-        deadline = time.monotonic() + 10
+        deadline = time.monotonic() + PATIENCE_S
         while [r.state for r in running()] != ["ready"] and time.monotonic() < deadline:
             time.sleep(0.05)
         (record,) = running()
@@ -175,7 +176,7 @@ def test_the_real_server_is_listed_and_stopped(
         assert main(["models", "rm", "smollm2"]) == 1
         assert f"is served by server {server.pid}" in capsys.readouterr().err
         assert main(["stop", "smollm2-135m"]) == 0
-        assert server.process.wait(30) == 0
+        assert server.process.wait(PATIENCE_S) == 0
     finally:
         server.process.kill()
         server.process.wait()

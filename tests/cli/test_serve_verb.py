@@ -14,10 +14,11 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from ridgeline.cli.main import main
 from tests.conftest import LiveServer
+from tests.patience import PATIENCE_S
 
 
 def metric(server: LiveServer, name: str, **labels: str) -> float:
-    with urllib.request.urlopen(f"{server.base_url}/metrics", timeout=10) as answer:
+    with urllib.request.urlopen(f"{server.base_url}/metrics", timeout=PATIENCE_S) as answer:
         text = answer.read().decode()
     return sum(
         sample.value

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import re
+import time
 from typing import Any
 
 import httpx
@@ -15,6 +16,7 @@ from tests.clients.conftest import EMBEDDER, MODEL, Target
 from tests.clients.either import each, settled
 from tests.clients.openai_clients import CLIENTS, client_of
 from tests.clients.questions import QUESTION
+from tests.patience import PATIENCE_S
 
 __all__ = ["CLIENTS", "client_of"]  # read by conftest
 LONG: dict[str, Any] = {"model": MODEL, "messages": QUESTION, "extra_body": {"ignore_eos": True}}
@@ -75,8 +77,9 @@ async def test_a_client_that_leaves_its_stream_frees_the_engine(client: Any, tar
 
 async def assert_idle(target: Target) -> None:
     """Nothing runs any more, soon."""
-    for _ in range(200):
-        text = httpx.get(f"{target.root}/metrics").text
+    deadline = time.monotonic() + PATIENCE_S
+    while time.monotonic() < deadline:
+        text = httpx.get(f"{target.root}/metrics", timeout=PATIENCE_S).text
         running = re.findall(r"^ridgeline:num_requests_running\{.*\} (\S+)$", text, re.MULTILINE)
         assert running, text
         if not any(float(figure) for figure in running):

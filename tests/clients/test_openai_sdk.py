@@ -289,7 +289,7 @@ def test_a_client_that_leaves_its_stream_frees_the_engine(client: OpenAI, live_s
 
 
 def _gauge(server: LiveServer, name: str) -> float:
-    with urllib.request.urlopen(f"{server.base_url}/metrics", timeout=10) as answer:
+    with urllib.request.urlopen(f"{server.base_url}/metrics", timeout=PATIENCE_S) as answer:
         lines = answer.read().decode().splitlines()
     return float(next(line for line in lines if line.startswith(f"ridgeline:{name}{{")).rpartition(" ")[2])
 

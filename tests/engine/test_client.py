@@ -46,7 +46,7 @@ class PlayedEngine:
         self.socket = EngineSocket(path)
 
     async def received(self):
-        return await asyncio.to_thread(self.socket.arrivals.get, timeout=10)
+        return await asyncio.to_thread(self.socket.arrivals.get, timeout=PATIENCE_S)
 
     async def next(self, kind):
         number, message = await self.received()

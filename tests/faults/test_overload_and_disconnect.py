@@ -10,13 +10,14 @@ import httpx
 import pytest
 
 from tests.faults.conftest import chat_body, metric
+from tests.patience import PATIENCE_S
 
 RUNNING = "ridgeline:num_requests_running"
 WAITING = "ridgeline:num_requests_waiting"
 KV_USE = "ridgeline:kv_cache_usage_perc"
 
 
-def wait_until(condition, what: str, timeout_s: float = 20.0) -> None:
+def wait_until(condition, what: str, timeout_s: float = PATIENCE_S) -> None:
     deadline = time.monotonic() + timeout_s
     while not condition():
         assert time.monotonic() < deadline, what

@@ -16,6 +16,7 @@ from ridgeline.gateway.gateway_config import GatewayConfig
 from ridgeline.web import open_files
 from tests.gateway.mock_upstream import MockUpstream
 from tests.gateway.stage import make_key, settings_for
+from tests.patience import PATIENCE_S
 
 HALF_A_HEAD = b"POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\n"
 
@@ -59,16 +60,15 @@ async def test_half_open_heads_of_one_address_reset_no_other_client(
             worker.stdin.flush()
             assert worker.stdout.readline() == b"serving\n"
             for _ in range(400):  # more than the files that one of the workers may open
-                opened.append(socket.create_connection(("127.0.0.1", port), timeout=10))
+                opened.append(socket.create_connection(("127.0.0.1", port), timeout=PATIENCE_S))
                 opened[-1].sendall(HALF_A_HEAD)
             async with httpx.AsyncClient(
-                transport=httpx.AsyncHTTPTransport(local_address="127.0.0.2"), timeout=30
+                transport=httpx.AsyncHTTPTransport(local_address="127.0.0.2"), timeout=PATIENCE_S
             ) as http:
                 headers = {"authorization": f"Bearer {secret}"}
                 for _ in range(3):
                     answer = await http.get(f"http://127.0.0.1:{port}/v1/models", headers=headers)
                     assert answer.status_code == 200
-            opened[-1].settimeout(10)
             told = opened[-1].recv(4096)  # the address has more than its part
             assert told.startswith(b"HTTP/1.1 503 ")
             assert json.loads(told.partition(b"\r\n\r\n")[2])["error"]["code"] == "too_many_connections"
@@ -76,7 +76,7 @@ async def test_half_open_heads_of_one_address_reset_no_other_client(
             for one in opened:
                 one.close()
             worker.stdin.close()
-            worker.wait(30)
+            worker.wait(PATIENCE_S)
             await mock.stop()
 
 

@@ -23,6 +23,7 @@ from tests.gateway.test_endings import HEAD, chunk, event
 from tests.gateway.test_processes import Gateway, streamed
 from tests.gateway.test_trust import ANSWER, scripted
 from tests.gateway.waiting import until
+from tests.patience import PATIENCE_S
 
 PRICED = [{"name": "*", "targets": ("up/*",), "price_in": 1.0, "price_out": 2.0}]
 
@@ -220,7 +221,7 @@ def test_a_hosted_request_that_died_with_its_gateway_is_estimated_and_marked(tmp
     try:
         lines: list[str] = []
         thread = streamed(gateway.client(), "mock_out500_pace20", lines)
-        begun, late = time.time(), time.monotonic() + 30
+        begun, late = time.time(), time.monotonic() + PATIENCE_S
         while not any(one.stat().st_mtime > begun + 0.2 for one in tmp_path.glob("state/ledger/*/lock")):
             assert time.monotonic() < late  # it is known to have lived for a while
             time.sleep(0.05)
@@ -230,7 +231,7 @@ def test_a_hosted_request_that_died_with_its_gateway_is_estimated_and_marked(tmp
         thread.join(30)
         gateway.process.wait()
         gateway.start()
-        late = time.monotonic() + 30
+        late = time.monotonic() + PATIENCE_S
         while "lost" not in (rows := {row["group"]["outcome"]: row for row in gateway.usage()["data"]}):
             assert time.monotonic() < late
             time.sleep(0.1)

@@ -191,10 +191,10 @@ def test_each_family_keeps_what_its_attention_needs() -> None:
     hybrid = shape_named("Qwen--Qwen3.5-397B-A17B")
     assert CacheLayout.of(hybrid).token_bytes == 15 * 2 * 2 * 256 * 2
     channels = 2 * 16 * 128 + 64 * 128
-    assert CacheLayout.of(hybrid).sequence_bytes == 45 * (64 * 128 * 128 * 4 + channels * 3 * 2)
+    assert CacheLayout.of(hybrid).kept(0) == 45 * (64 * 128 * 128 * 4 + channels * 3 * 2)
     mamba = shape_named("nvidia--NVIDIA-Nemotron-3-Nano-30B-A3B-BF16")
     assert CacheLayout.of(mamba).token_bytes == 6 * 2 * 2 * 128 * 2
-    assert CacheLayout.of(mamba).sequence_bytes == 23 * (64 * 64 * 128 * 4 + (4096 + 2 * 8 * 128) * 3 * 2)
+    assert CacheLayout.of(mamba).kept(0) == 23 * (64 * 64 * 128 * 4 + (4096 + 2 * 8 * 128) * 3 * 2)
 
 
 @needs_configs

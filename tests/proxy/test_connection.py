@@ -70,7 +70,7 @@ def outcome(pieces: Sequence[bytes]) -> tuple[object, ...]:
     body = answer.take()
     if error is not None:
         return (answer.status, error.cause)
-    assert answer.is_complete
+    assert answer._is_complete
     assert len(body) <= LIMITS.body_bytes
     return (answer.status, tuple(answer.headers), body, kept)
 

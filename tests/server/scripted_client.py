@@ -204,12 +204,14 @@ def fail(error: Exception, after: str = "") -> Script:
     return script
 
 
-def hang(after: str = "") -> Script:
-    """Says `after`, then nothing for ever: a request that waits in the queue, or between tokens."""
+def hang(after: str = "", said: asyncio.Event | None = None) -> Script:
+    """Says `after`, sets `said`, then nothing for ever: a request that waits, queued or between tokens."""
 
     async def script(prompt: list[int], params: SamplingParams) -> AsyncIterator[OutputChunk]:
         if after:
             yield OutputChunk(0, after, list(after.encode()))
+        if said is not None:
+            said.set()
         await asyncio.Event().wait()
 
     return script

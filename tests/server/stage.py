@@ -18,6 +18,7 @@ from ridgeline.server.process.main import http_server
 from ridgeline.server.records.state import StateStore
 from ridgeline.server.served_models import Model, ServedModels
 from ridgeline.telemetry.metrics import ServerMetrics
+from tests.patience import PATIENCE_S
 from tests.server.scripted_client import Script, ScriptedClient, ScriptedSupervisor, say
 
 CHAT = "/v1/chat/completions"
@@ -68,15 +69,15 @@ class Stage:
             task = asyncio.create_task(server.serve(sockets=[listener]))
             try:
                 url = f"{scheme}://127.0.0.1:{port}"
-                async with httpx.AsyncClient(base_url=url, timeout=20, verify=verify) as http:
+                async with httpx.AsyncClient(base_url=url, timeout=PATIENCE_S, verify=verify) as http:
                     yield http
             finally:
                 server.should_exit = server.force_exit = True
                 await task
 
 
-async def until(condition: Any, limit_s: float = 5.0) -> None:
+async def until(condition: Any) -> None:
     """Wait for something that happens soon; say so if it does not."""
-    async with asyncio.timeout(limit_s):
+    async with asyncio.timeout(PATIENCE_S):
         while not condition():
             await asyncio.sleep(0.005)

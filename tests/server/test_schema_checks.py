@@ -16,6 +16,7 @@ import pytest
 from ridgeline.engine.grammar import conformance
 from ridgeline.server.answering import schema_checks
 from ridgeline.server.config import ServerConfig
+from tests.patience import PATIENCE_S
 from tests.server.scripted_client import hang, say
 from tests.server.stage import CHAT, HELLO, Stage, until
 
@@ -95,7 +96,7 @@ async def test_one_client_has_a_bounded_number_of_answers_to_be_checked(
         running = [asyncio.create_task(ask(http, key)) for key in ("a", "a", "b")]
         running += [asyncio.create_task(ask(http, "a", cache_salt="another tenant"))]
         await until(lambda: len(stage.client.asked) == 4)
-        refused = await asyncio.wait_for(ask(http, "a", stream=stream), 10)
+        refused = await asyncio.wait_for(ask(http, "a", stream=stream), PATIENCE_S)
         assert (refused.status_code, refused.json()["error"]["code"]) == (429, "too_many_requests")
         assert refused.headers["retry-after"] == "1"
         assert len(stage.client.asked) == 4  # nothing was computed

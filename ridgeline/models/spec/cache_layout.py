@@ -113,16 +113,11 @@ class CacheLayout:
         """Added by one more token while every window has room: growing caches only, no constant state."""
         return round(self._kept(2) - self._kept(1))
 
-    @property
-    def sequence_bytes(self) -> int:
-        """Kept per sequence at any length: the states of linear attention and state-space layers."""
-        return round(self._kept(0))
-
     def block_bytes(self, block_tokens: int) -> int:
         return block_tokens * self.token_bytes
 
     def kept(self, context: int, *, whole_windows: bool = False) -> int:
-        """Kept for a sequence of `context` tokens: caches, latents, and states of constant size.
+        """Kept for a sequence of `context` tokens: caches, latents, and states of constant size, kept(0).
 
         `whole_windows`: for engines that keep windowed layers in full, like this one.
         """

@@ -18,6 +18,7 @@ from ridgeline.gateway.limits.resp import RedisClient, RedisError, RedisUnavaila
 from ridgeline.options import OptionError
 from tests.conftest import free_port
 from tests.gateway.limits.shared_redis import call, config, run
+from tests.patience import PATIENCE_S
 
 
 def test_calls_of_one_moment_leave_in_one_write_and_are_answered_in_order(redis_url: str) -> None:
@@ -152,7 +153,7 @@ def test_a_client_closed_in_the_moment_of_a_refusal_ends(monkeypatch: pytest.Mon
         monkeypatch.setattr(client, "_connect", refused)
         await client.start()
         assert client._task is not None
-        ended, _ = await asyncio.wait([client._task], timeout=10)
+        ended, _ = await asyncio.wait([client._task], timeout=PATIENCE_S)
         assert ended
 
     run(scenario())

@@ -15,6 +15,8 @@ from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import (
     ExportTraceServiceResponse,
 )
 
+from tests.patience import PATIENCE_S
+
 
 @dataclass(frozen=True)
 class Seen:
@@ -66,7 +68,7 @@ class Collector:
         self._server.shutdown()
         self._server.server_close()
 
-    def until(self, condition: Callable[[], bool], limit_s: float = 20.0) -> None:
+    def until(self, condition: Callable[[], bool], limit_s: float = PATIENCE_S) -> None:
         end = time.monotonic() + limit_s
         while not condition():
             assert time.monotonic() < end, f"not in {limit_s:g} s; seen: {[span.name for span in self.spans]}"

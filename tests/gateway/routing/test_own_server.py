@@ -16,6 +16,7 @@ from ridgeline.gateway.routing.own_server import OwnServer
 from ridgeline.models.files.registry import cached_file, find_known
 from ridgeline.proxy.http_client import HttpClient, Timeouts
 from ridgeline.proxy.origin import read_url
+from tests.patience import PATIENCE_S
 
 MODEL = "all-minilm-l6-v2"
 TEXTS = ["What is 17 times 23?", "Which river flows through Rome?", "What is 17 times 24?", "word " * 500]
@@ -40,7 +41,7 @@ async def test_vectors_for_a_fit_are_those_of_a_decision_and_the_server_ends_wit
         client.close()
         with pytest.raises(EmbeddingFailed, match="answered 404"):
             VectorServer(url, "no-such-model", 64).fetch(["a"])
-        with urllib.request.urlopen(url + "/health", timeout=10) as health:
+        with urllib.request.urlopen(url + "/health", timeout=PATIENCE_S) as health:
             assert json.load(health)
     assert np.array_equal(fitted, asked)
     assert fitted[0] @ fitted[2] > 0.8 > 0.3 > fitted[0] @ fitted[1]

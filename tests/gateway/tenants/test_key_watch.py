@@ -27,8 +27,7 @@ from ridgeline.gateway.tenants.store import Store
 from tests.gateway.services import OwnPostgres
 from tests.gateway.tenants.conftest import BY
 from tests.gateway.waiting import until
-
-WAIT_S = 20.0
+from tests.patience import PATIENCE_S
 
 
 @contextlib.asynccontextmanager
@@ -61,7 +60,7 @@ async def test_every_process_on_a_store_sees_a_change_and_then_a_revocation(
     ]
 
     async def seen() -> list[tuple[float, str]]:
-        async with asyncio.timeout(WAIT_S):
+        async with asyncio.timeout(PATIENCE_S):
             lines = [await watcher.stdout.readline() for watcher in watchers if watcher.stdout]
         return [(float(line.split()[0]), line.decode().split(maxsplit=1)[1].strip()) for line in lines]
 

@@ -14,9 +14,9 @@ import asyncpg
 import httpx
 
 from tests.gateway.mock_upstream import MockUpstream
+from tests.patience import PATIENCE_S
 
 START_S = 60.0
-WAIT_S = 20.0
 WORKERS = 2
 
 CONFIG = """\
@@ -64,7 +64,7 @@ async def gateway(folder: Path, **values: Any) -> tuple[asyncio.subprocess.Proce
 
 async def until(what: Callable[[], Awaitable[bool]]) -> float:
     begun = time.monotonic()
-    async with asyncio.timeout(WAIT_S):
+    async with asyncio.timeout(PATIENCE_S):
         while not await what():
             await asyncio.sleep(0.02)
     return time.monotonic() - begun
@@ -148,7 +148,7 @@ async def _ask(url: str, secret: str) -> int:
         f"content-length: {len(body)}",
         "connection: close",
     ]
-    async with asyncio.timeout(WAIT_S):
+    async with asyncio.timeout(PATIENCE_S):
         reader, writer = await asyncio.open_connection(host, int(port))
         writer.write("\r\n".join([*head, "", body]).encode())
         answer = await reader.read()

@@ -9,6 +9,7 @@ import pytest
 from ridgeline.gateway.errors import Limited
 from ridgeline.gateway.upstreams.outgoing import Outgoing, Target
 from tests.gateway.upstreams.several import gateway
+from tests.patience import PATIENCE_S
 from tests.proxy.scripted import (
     Request,
     Script,
@@ -101,7 +102,10 @@ async def test_a_key_that_may_not_use_a_model_is_dead_for_that_model_alone(two_k
         assert g.state().credentials["usable"] == 2
         outgoing = Outgoing("POST", "/", [], b"", False)
         opened = await g.upstreams.open(
-            [Target("a", "other")], lambda target: outgoing, tenant="t", deadline=time.monotonic() + 5
+            [Target("a", "other")],
+            lambda target: outgoing,
+            tenant="t",
+            deadline=time.monotonic() + PATIENCE_S,
         )
         assert opened.answer.status == 200
         opened.close(True)
