@@ -25,6 +25,8 @@ Cause = Literal[
     "idle_timeout",
     "total_timeout",
     "aborted",
+    "no_progress",
+    "unresumable",
 ]
 
 _MESSAGES: dict[Cause, str] = {
@@ -46,6 +48,8 @@ _MESSAGES: dict[Cause, str] = {
     "idle_timeout": "the upstream stalled in the middle of its answer",
     "total_timeout": "the upstream did not answer within the request's time limit",
     "aborted": "the request to the upstream was given up",
+    "no_progress": "the replica made no progress and was taken out of service",
+    "unresumable": "the replica was lost in the middle of its answer, and no other could continue it",
 }
 
 
@@ -73,6 +77,14 @@ class InvalidHead(ProxyError):
         self.code = code
 
 
+class InvalidBody(ProxyError):
+    """A request's body that is not JSON, or a field of a wrong type. `param`: the field that must change."""
+
+    def __init__(self, message: str, code: str = "invalid_request", param: str | None = None) -> None:
+        super().__init__(message)
+        self.code, self.param = code, param
+
+
 class QueueRefused(ProxyError):
     """No slot: the queue is full, or the wait took too long."""
 
@@ -80,6 +92,16 @@ class QueueRefused(ProxyError):
         reason = "its queue is full" if code == "queue_full" else "the request waited too long in its queue"
         super().__init__(f"the model is busy and {reason}")
         self.code, self.retry_after_s = code, retry_after_s
+
+
+class NoReplica(ProxyError):
+    """No replica of the model became ready in time, or none is left that may answer the request."""
+
+    code = "no_replica"
+
+    def __init__(self, message: str, retry_after_s: float) -> None:
+        super().__init__(message)
+        self.retry_after_s = retry_after_s
 
 
 class Unreachable(ProxyError):

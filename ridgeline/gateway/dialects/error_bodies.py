@@ -10,19 +10,10 @@ from typing import Any
 import msgspec
 
 from ridgeline.gateway.dialects.families import family_of
+from ridgeline.proxy.error_bodies import error_body, error_event
 
-_ANTHROPIC_TYPES = {
-    400: "invalid_request_error",
-    401: "authentication_error",
-    402: "billing_error",
-    403: "permission_error",
-    404: "not_found_error",
-    413: "request_too_large",
-    429: "rate_limit_error",
-    503: "overloaded_error",
-    504: "timeout_error",
-    529: "overloaded_error",
-}
+__all__ = ["Told", "error_body", "error_event", "told_error", "translated_error", "translated_error_event"]
+
 _OPENAI_TYPES = {
     "authentication_error": "authentication_error",
     "permission_error": "permission_error",
@@ -71,49 +62,6 @@ class _Body(msgspec.Struct):
 
 
 _bodies = msgspec.json.Decoder(_Body)
-
-
-def error_body(
-    family: str,
-    status: int,
-    type: str,
-    message: str,
-    param: str | None = None,
-    code: str | None = None,
-    request_id: str = "",
-) -> bytes:
-    if family == "anthropic":
-        fallback = "api_error" if status >= 500 else "invalid_request_error"
-        inner = {"type": _ANTHROPIC_TYPES.get(status, fallback), "message": message}
-        return msgspec.json.encode({"type": "error", "error": inner, "request_id": request_id})
-    told = {"message": message, "type": type, "param": param, "code": code}
-    return msgspec.json.encode({"error": told})
-
-
-def error_event(
-    kind: str,
-    status: int,
-    type: str,
-    message: str,
-    param: str | None = None,
-    code: str | None = None,
-    request_id: str = "",
-    sequence_number: int = 0,
-) -> bytes:
-    """`kind`: the client's. `sequence_number`: for /v1/responses, the number of events before this one."""
-    if kind == "responses":
-        event = {
-            "type": "error",
-            "code": code or type,
-            "message": message,
-            "param": param,
-            "sequence_number": sequence_number,
-        }
-        return b"event: error\ndata: " + msgspec.json.encode(event) + b"\n\n"
-    family = family_of(kind)
-    body = error_body(family, status, type, message, param, code, request_id)
-    name = b"event: error\n" if family == "anthropic" else b""
-    return name + b"data: " + body + b"\n\n"
 
 
 def told_error(body: bytes) -> Told:

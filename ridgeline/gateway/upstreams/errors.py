@@ -2,8 +2,18 @@
 
 from __future__ import annotations
 
-from ridgeline.gateway.errors import BadRequest, GatewayError, Limited, UpstreamFailed
-from ridgeline.proxy.errors import Cause, InvalidHead, ProxyError, QueueRefused, RequestBroken
+import math
+
+from ridgeline.gateway.errors import BadRequest, GatewayError, Limited, Unavailable, UpstreamFailed
+from ridgeline.proxy.errors import (
+    Cause,
+    InvalidBody,
+    InvalidHead,
+    NoReplica,
+    ProxyError,
+    QueueRefused,
+    RequestBroken,
+)
 
 
 class UpstreamBroken(UpstreamFailed):
@@ -23,4 +33,9 @@ def gateway_error(error: ProxyError) -> GatewayError:
         return BadRequest(str(error), code=error.code)
     if isinstance(error, QueueRefused):
         return Limited(str(error), error.retry_after_s, code=error.code)
+    if isinstance(error, InvalidBody):
+        return BadRequest(str(error), code=error.code, param=error.param)
+    if isinstance(error, NoReplica):
+        headers = {"retry-after": str(max(math.ceil(error.retry_after_s), 1))}
+        return Unavailable(str(error), code=error.code, headers=headers)
     return UpstreamFailed(str(error))
