@@ -1,0 +1,109 @@
+"""Replica: one replica as a router knows it, beside its row in the LoadBook: address, breaker, progress.
+
+A replica fails in three ways. Its process dies: connections break. It stands still: its feed shows no step,
+or is silent, while requests run. It is replaced: its feed has another epoch. In each case the answers that
+come from it are ended here, and their requests go to another replica.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from typing import Protocol
+
+from ridgeline.fleet.messages import ReplicaEntry
+from ridgeline.proxy.breaker import Breaker, BreakerLimits, Pass
+from ridgeline.proxy.errors import Cause
+from ridgeline.proxy.origin import Origin, read_url
+from ridgeline.replica.messages import FeedLine, Load, Started
+
+log = logging.getLogger(__name__)
+
+
+class Running(Protocol):
+    """A request that a replica is answering."""
+
+    def replica_failed(self, cause: Cause) -> None: ...
+
+
+class Replica:
+    """Times are seconds of the clock."""
+
+    def __init__(self, entry: ReplicaEntry, limits: BreakerLimits, clock: Callable[[], float]) -> None:
+        self.entry = entry
+        self.id = entry.id
+        self.origin: Origin = read_url(entry.url, where=f"replica {entry.id}")
+        self.breaker = Breaker(limits, clock)
+        self.running: set[Running] = set()
+        self.started: Started | None = None
+        self.load: Load | None = None
+        self.has_feed = True  # false: it answers requests, but has no feed
+        self.is_lost = False
+        self.requests = self.failures = self.ejections = 0
+        self._clock = clock
+        self._progress_at = self._heard_at = clock()
+        self._steps = -1
+
+    @property
+    def version(self) -> str:
+        """The fingerprint of its weights and settings; empty until its feed has told it."""
+        return "" if self.started is None else self.started.version
+
+    @property
+    def epoch(self) -> str:
+        return self.entry.epoch if self.started is None else self.started.epoch
+
+    def knows(self, model: str) -> bool:
+        """Whether it serves this name itself."""
+        return self.started is None or model in self.started.names or model == self.started.model
+
+    # ── its feed ──
+
+    def hear(self, line: FeedLine) -> None:
+        now = self._heard_at = self._clock()
+        if isinstance(line, Load):
+            self.load = line
+            if line.steps != self._steps or not (line.running or line.waiting):
+                self._steps, self._progress_at = line.steps, now
+        elif isinstance(line, Started):
+            before = self.epoch
+            self.started, self.is_lost, self.has_feed = line, False, True
+            self._progress_at = now
+            if before and before != line.epoch:
+                log.warning("replica %s: another process answers; its requests move", self.id)
+                self.end_running("reset")
+            self.breaker.allow_trial()
+
+    def stands_still(self, progress_s: float) -> bool:
+        """Whether requests run, and neither a step nor a line of the feed has come for this time."""
+        return (
+            self.has_feed
+            and not self.is_lost
+            and bool(self.running)
+            and self._clock() - self._progress_at > progress_s
+        )
+
+    def is_silent(self, silent_s: float) -> bool:
+        return self.has_feed and not self.is_lost and self._clock() - self._heard_at > silent_s
+
+    # ── its requests ──
+
+    def begin(self, request: Running) -> None:
+        if not self.running and not self.is_silent(1.0):
+            self._progress_at = self._clock()  # it had nothing to do
+        self.running.add(request)
+        self.requests += 1
+
+    def end(self, request: Running) -> None:
+        self.running.discard(request)
+
+    def failed(self, given: Pass, trip: bool) -> None:
+        """A request failed because of the replica. trip: it is certain that others would fail too."""
+        self.failures += 1
+        self.breaker.failure(given)
+        if trip and self.breaker.is_closed:
+            self.breaker.trip()
+
+    def end_running(self, cause: Cause) -> None:
+        for request in list(self.running):
+            request.replica_failed(cause)
