@@ -23,7 +23,7 @@ _encoder = msgspec.json.Encoder()
 _values: dict[Any, msgspec.json.Decoder[Any]] = {}
 
 
-# Every field that a gateway or a router reads: for routing, limits, guards, caches, prices, the answer's form.
+# Fields that a gateway or a router reads: for routing, limits, guards, caches, prices, the answer's form.
 READ_HERE = frozenset((
     "model", "stream", "stream_options", "include_usage", "continuous_usage_stats", "stream_format",
     "max_tokens", "max_completion_tokens", "max_output_tokens", "n", "best_of", "logprobs", "top_logprobs",

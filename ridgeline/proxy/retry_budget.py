@@ -9,12 +9,12 @@ from __future__ import annotations
 from collections.abc import Callable
 
 START = 10.0
-MOST = 100.0  # upper bound of the balance
+MOST = 100.0  # default upper bound of the balance
 
 
 class RetryBudget:
-    def __init__(self, ratio: float, per_s: float, clock: Callable[[], float]) -> None:
-        self._ratio, self._per_s, self._clock = ratio, per_s, clock
+    def __init__(self, ratio: float, per_s: float, clock: Callable[[], float], most: float = MOST) -> None:
+        self._ratio, self._per_s, self._clock, self._most = ratio, per_s, clock, most
         self._saved = START if ratio or per_s else 0.0
         self._filled_at = clock()
         self.taken = self.refused = 0
@@ -22,12 +22,12 @@ class RetryBudget:
     def request(self) -> None:
         """Count a new request; its retries do not count."""
         saved = self._saved + self._ratio
-        self._saved = saved if saved < MOST else MOST
+        self._saved = saved if saved < self._most else self._most
 
     def take(self) -> bool:
         """Whether one more retry is allowed; if so, it is taken from the balance."""
         now = self._clock()
-        self._saved = min(self._saved + (now - self._filled_at) * self._per_s, MOST)
+        self._saved = min(self._saved + (now - self._filled_at) * self._per_s, self._most)
         self._filled_at = now
         if self._saved < 1.0:
             self.refused += 1

@@ -1,1 +1,1 @@
-"""The I/O around the routing logic: tables and feeds in, requests out to replicas, streams that survive one."""
+"""The I/O around the routing logic: tables and feeds in, requests out, streams that survive a replica."""

@@ -32,7 +32,7 @@ class ControlLink:
     def __init__(
         self, client: HttpClient, origin: Origin, token: str, on_table: Callable[[Table], None]
     ) -> None:
-        self._client, self._origin, self._on_table = client, origin, on_table
+        self.client, self._origin, self._on_table = client, origin, on_table
         self._lines = header_lines([(b"authorization", b"Bearer " + token.encode())]) if token else b""
         self._tables = msgspec.json.Decoder(Table)
         self.is_connected = False
@@ -55,7 +55,7 @@ class ControlLink:
             await asyncio.sleep(RETRY_S[min(failures, len(RETRY_S) - 1)])
 
     async def _read(self) -> None:
-        answer = await self._client.ask(
+        answer = await self.client.ask(
             self._origin, "GET", TABLE_PATH, [], timeouts=_TABLE, fixed=self._lines, stream=True
         )
         try:
@@ -74,7 +74,7 @@ class ControlLink:
     async def post(self, demand: Demand) -> bool:
         """Whether the controller has it."""
         try:
-            answer = await self._client.ask(
+            answer = await self.client.ask(
                 self._origin,
                 "POST",
                 DEMAND_PATH,

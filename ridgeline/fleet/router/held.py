@@ -134,14 +134,14 @@ class HeldRequests:
                 waiter.future.set_result(placed)
         while len(self.queue) and self._has_room(self._entry.name):
             held = self.queue.next(self._clock())
-            waiter = held.key if held is not None else None
-            if not isinstance(waiter, _Waiter) or waiter.future.done():
+            one = held.key if held is not None else None
+            if not isinstance(one, _Waiter) or one.future.done():
                 continue
-            placed = self._place(waiter.prompt, waiter.exclude)
+            placed = self._place(one.prompt, one.exclude)
             if placed is None:  # there is room, but not for this one: it stays the next
-                self._moving.append(waiter)
+                self._moving.append(one)
                 return
-            waiter.future.set_result(placed)
+            one.future.set_result(placed)
 
     def tick(self, is_cold: bool) -> None:
         """Several times a second: end waits that took too long."""

@@ -36,7 +36,7 @@ def prompt_view(fields: Fields, model: str, entry: ModelEntry, tenant: str, prio
 
 
 def _text(fields: Fields, name: str) -> str:
-    """Of a field that the replica checks: a wrong type is no error here."""
+    """Of a field that the replica checks: a wrong type is refused there."""
     if name not in fields:
         return ""
     try:

@@ -29,8 +29,12 @@ class Running(Protocol):
 class Replica:
     """Times are seconds of the clock."""
 
-    def __init__(self, entry: ReplicaEntry, limits: BreakerLimits, clock: Callable[[], float]) -> None:
+    def __init__(
+        self, entry: ReplicaEntry, limits: BreakerLimits, clock: Callable[[], float], suspects: set[Replica]
+    ) -> None:
+        """suspects: the replicas of the router whose breakers may be open; this one adds itself."""
         self.entry = entry
+        self._suspects = suspects
         self.id = entry.id
         self.origin: Origin = read_url(entry.url, where=f"replica {entry.id}")
         self.breaker = Breaker(limits, clock)
@@ -103,6 +107,8 @@ class Replica:
         self.breaker.failure(given)
         if trip and self.breaker.is_closed:
             self.breaker.trip()
+        if not self.breaker.is_closed:
+            self._suspects.add(self)
 
     def end_running(self, cause: Cause) -> None:
         for request in list(self.running):

@@ -77,7 +77,13 @@ class ReplicaFeed:
         resumes = epoch and not self._needs_snapshot
         path = f"{FEED_PATH}?epoch={epoch}&after={seq}" if resumes else FEED_PATH
         answer = await self._client.ask(
-            self._replica.origin, "GET", path, [], timeouts=self._timeouts, fixed=self._key_lines(), stream=True
+            self._replica.origin,
+            "GET",
+            path,
+            [],
+            timeouts=self._timeouts,
+            fixed=self._key_lines(),
+            stream=True,
         )
         try:
             if answer.status in (404, 405):

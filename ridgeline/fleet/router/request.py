@@ -23,5 +23,7 @@ class FleetRequest:
     weight: float = 1.0  # of the tenant, in the order of held requests
     priority: int = 1  # 0 goes first
     until: float = NEVER  # deadline of the whole answer, by the monotonic clock
-    repeatable: bool = True  # false: it creates an object; never sent twice unless it was certainly not executed
+    repeatable: bool = (
+        True  # false: it creates an object; never sent twice unless it was certainly not executed
+    )
     request_id: str = ""

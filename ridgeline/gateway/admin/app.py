@@ -26,11 +26,11 @@ from ridgeline.gateway.admin.config import AdminConfig
 from ridgeline.gateway.admin.credentials import AdminKeys
 from ridgeline.gateway.admin.gate import Gate, actor
 from ridgeline.gateway.errors import BadRequest, GatewayError, NotFound
-from ridgeline.gateway.observe.exposition import CONTENT_TYPE
 from ridgeline.gateway.tenants.errors import StoreUnavailable
 from ridgeline.gateway.tenants.keys import Key
 from ridgeline.gateway.tenants.registry import KeyRecord, Registry, TeamRecord
 from ridgeline.gateway.tenants.store import Store
+from ridgeline.telemetry.exposition import CONTENT_TYPE
 
 log = logging.getLogger(__name__)
 

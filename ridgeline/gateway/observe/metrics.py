@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 
 from ridgeline.gateway.accounting.row import LedgerRow
 from ridgeline.gateway.observe.config import ObserveConfig
-from ridgeline.gateway.observe.exposition import Family, Labels, Merged, Page
+from ridgeline.telemetry.exposition import Family, Labels, Merged, Page
 
 OTHER = "other"
 MAX_LEARNED = 200  # names that match only a pattern of the configuration

@@ -1,7 +1,7 @@
 """Prometheus' text format: written for one worker, and parsed to merge the pages of several workers.
 
-GatewayMetrics fills a `Page` for each scrape; `Merged` belongs to the supervisor. Both use one table of
-families, which also gives the way to merge workers' values.
+The gateway's worker and the fleet's router fill a `Page` for each scrape; `Merged` belongs to the gateway's
+supervisor. Both use one table of families, which also gives the way to merge workers' values.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ class Family:
 class Page:
     """Builds one exposition text. Families come in the order of their first use."""
 
-    def __init__(self, families: Mapping[str, Family]) -> None:
-        self._families = families
+    def __init__(self, families: Mapping[str, Family], prefix: str = PREFIX) -> None:
+        self._families, self._prefix = families, prefix
         self._lines: dict[str, list[str]] = {}
 
     def add(self, name: str, value: float, labels: Labels = ()) -> None:
-        self._of(name).append(f"{PREFIX}{name}{_braces(labels)} {_number(value)}")
+        self._of(name).append(f"{self._prefix}{name}{_braces(labels)} {_number(value)}")
 
     def add_histogram(
         self, name: str, edges: Iterable[float], counts: list[int], total: float, labels: Labels = ()
@@ -41,17 +41,17 @@ class Page:
         lines, running = self._of(name), 0
         for edge, count in zip((*map(_number, edges), "+Inf"), counts, strict=True):
             running += count
-            lines.append(f"{PREFIX}{name}_bucket{_braces((*labels, ('le', edge)))} {running}")
-        lines.append(f"{PREFIX}{name}_sum{_braces(labels)} {_number(total)}")
-        lines.append(f"{PREFIX}{name}_count{_braces(labels)} {running}")
+            lines.append(f"{self._prefix}{name}_bucket{_braces((*labels, ('le', edge)))} {running}")
+        lines.append(f"{self._prefix}{name}_sum{_braces(labels)} {_number(total)}")
+        lines.append(f"{self._prefix}{name}_count{_braces(labels)} {running}")
 
     def text(self) -> str:
         parts = []
         for name, lines in self._lines.items():
             family = self._families[name]
             parts += [
-                f"# HELP {PREFIX}{name} {family.doc}",
-                f"# TYPE {PREFIX}{name} {family.kind}",
+                f"# HELP {self._prefix}{name} {family.doc}",
+                f"# TYPE {self._prefix}{name} {family.kind}",
                 *lines,
             ]
         return "\n".join(parts) + "\n"

@@ -1,0 +1,231 @@
+"""Asking: finds a replica for a request and asks it, and another one when that fails.
+
+Used by `Exchange` for the first answer and for each continuation of a stream. Moves are bounded for each
+request, and for all requests together by two budgets: one for the deaths of replicas, one for errors.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from ridgeline.fleet.router.config import FleetTuning
+from ridgeline.fleet.router.demand import ModelBook
+from ridgeline.fleet.router.held import HeldRequests, Hold, Place, Placed
+from ridgeline.fleet.router.request import FleetRequest
+from ridgeline.fleet.routing.prompt import PromptView
+from ridgeline.proxy.answer import UpstreamAnswer
+from ridgeline.proxy.breaker import Pass
+from ridgeline.proxy.errors import Cause, RequestBroken
+from ridgeline.proxy.http_client import HttpClient, Timeouts
+from ridgeline.proxy.json_fields import raw, write_fields
+from ridgeline.proxy.retry_budget import RetryBudget
+from ridgeline.replica.resume import RESUMABLE_HEADER, RESUME_HEADER, ResumeState, with_state
+
+# Nothing was sent to the replica.
+UNSENT = frozenset(("busy", "refused", "unresolved", "unreachable", "connect_timeout", "tls"))
+# The request's own end: no other replica is asked.
+FINAL = frozenset(("aborted", "total_timeout", "body_too_large", "head_too_large", "upload_lost", "busy"))
+# The replica is gone or stands still: its requests move, as many as it had.
+DEATHS = frozenset(("refused", "unreachable", "connect_timeout", "reset", "truncated", "no_progress"))
+PASSING = frozenset((429, 500, 502, 503, 504))  # another replica may answer
+RESUMABLE = (RESUMABLE_HEADER.encode(), b"1")
+RESUME = (RESUME_HEADER.encode(), b"1")
+
+
+@dataclass(frozen=True, slots=True)
+class Means:
+    """What all requests of a router share."""
+
+    client: HttpClient
+    tuning: FleetTuning
+    timeouts: Timeouts
+    clock: Callable[[], float]
+    place: Place
+    give_back: Callable[[Placed], None]
+    key_lines: Callable[[], bytes]
+    other_versions: Callable[[str], set[str]]  # replicas that run another version than this one
+    moves: RetryBudget  # after a replica's death
+    retries: RetryBudget  # after a 5xx or a timeout
+    sent: Callable[[str, str], None]  # a request's id and its replica
+    first_token: Callable[[Placed], None]  # the prompt is computed
+
+
+class Asking:
+    """One request. `inner` is the answer of its replica now."""
+
+    def __init__(
+        self, means: Means, request: FleetRequest, prompt: PromptView, held: HeldRequests, book: ModelBook
+    ) -> None:
+        self.means, self.request, self.book = means, request, book
+        self.hold = Hold()
+        self.inner: UpstreamAnswer | None = None
+        self.placed: Placed | None = None
+        self.is_over = False
+        self._prompt, self._held = prompt, held
+        self._next: Placed | None = None  # found when its replica refused the request
+        self._failed_by: set[str] = set()  # replicas
+        self._moves = 0
+        self._has_answered = False
+
+    @property
+    def can_move(self) -> bool:
+        return self._moves < self.means.tuning.migrations
+
+    def replica_failed(self, cause: Cause) -> None:
+        if self.inner is not None:
+            self.inner.fail(cause)
+
+    def end(self, outcome: str) -> None:
+        """Exactly once. outcome: ok, failed, refused or cancelled."""
+        if self.is_over:
+            return
+        self.is_over = True
+        self.book.outcomes[outcome] += 1
+        self._drop_next()
+        self.leave(exclude=False, error=None if outcome == "cancelled" else outcome == "failed")
+
+    async def ask(self, state: ResumeState | None = None) -> UpstreamAnswer:
+        """An answer that has begun, from the first replica that gives one. state: of a stream to continue."""
+        while True:
+            await self._find_place(state)
+            try:
+                inner = await self._send(state)
+            except RequestBroken as error:
+                self.after_break(error.cause)
+                if not self.may_move(error.cause, state is not None):
+                    raise
+                continue
+            if not self._is_refused(inner, state is not None):
+                return inner
+            inner.abort()
+
+    async def _find_place(self, state: ResumeState | None) -> None:
+        request, held, means = self.request, self._held, self.means
+        placed, self._next = self._next, None
+        exclude = self._failed_by
+        if state is not None and state.head is not None:
+            exclude |= means.other_versions(state.head.version)
+        if placed is None and (exclude or not len(held)):  # a new request does not overtake those that wait
+            placed = means.place(self._prompt, exclude)
+        if placed is None:
+            self.book.held += not self.hold.waited_s
+            before = self.hold.waited_s
+            try:
+                placed = await held.wait(self._prompt, request.weight, request.until, self.hold, exclude)
+            finally:
+                self.book.held_s += self.hold.waited_s - before
+        self.placed, self._has_answered = placed, False
+        placed.replica.begin(self)
+        held.queue.started(request.tenant, request.weight, means.clock())
+
+    async def _send(self, state: ResumeState | None) -> UpstreamAnswer:
+        request, means, placed = self.request, self.means, self.placed
+        assert placed is not None
+        replica = placed.replica
+        headers, body = request.headers, request.body
+        if request.stream:
+            headers = [*headers, RESUMABLE]
+        if request.fields and not replica.knows(request.model):
+            assert replica.started is not None
+            body = write_fields({**request.fields, "model": raw(replica.started.model)})
+        if state is not None:
+            assert isinstance(body, bytes)
+            headers, body = [*headers, RESUME], with_state(body, state)
+        if request.request_id:
+            means.sent(request.request_id, replica.id)
+        self.inner = inner = await means.client.ask(
+            replica.origin,
+            request.method,
+            request.path,
+            headers,
+            body,
+            timeouts=means.timeouts,
+            until=request.until,
+            fixed=means.key_lines(),
+            wait_for_body=True,
+            stream=request.stream,
+        )
+        if inner.status < 500:
+            replica.breaker.success(placed.given)
+            self._has_answered = True
+        return inner
+
+    # ── moving to another replica ──
+
+    def _is_refused(self, inner: UpstreamAnswer, resuming: bool) -> bool:
+        """The replica answered with an error: whether another one is asked."""
+        status = inner.status
+        if status < 400 or (status not in PASSING and not resuming):
+            return False
+        if resuming:
+            if status == 409:  # another version: it says so before it computes anything
+                self.leave()
+                return True
+            self.leave(fault=status >= 500, error=status >= 500)
+            if status in PASSING and self.may_move(f"http_{status}", resuming):
+                return True
+            raise RequestBroken("unresumable")
+        if status == 500 and not self.request.repeatable:
+            return False
+        assert self.placed is not None
+        self._next = self.means.place(self._prompt, {*self._failed_by, self.placed.replica.id})
+        if self._next is None or not self.may_move(f"http_{status}", resuming):
+            self._drop_next()
+            return False
+        # A draining or full replica is not a failed one.
+        is_fault = status not in (429, 503)
+        self.leave(fault=is_fault, error=is_fault or None)
+        return True
+
+    def may_move(self, cause: str, resuming: bool) -> bool:
+        """Whether the request goes to another replica; if so, the move is counted and paid for."""
+        means, request = self.means, self.request
+        if cause in FINAL or self.is_over or self._moves >= means.tuning.migrations:
+            return False
+        was_executed = cause not in UNSENT and not cause.startswith("http_")
+        if was_executed and not (request.repeatable or resuming):
+            return False
+        budget = means.moves if cause in DEATHS or cause == "stale" else means.retries
+        if not budget.take():
+            return False
+        self._moves += 1
+        self.book.moves[cause] += 1
+        return True
+
+    def after_break(self, cause: Cause) -> None:
+        """Settle with the replica whose connection broke, or that was given up."""
+        if cause == "aborted":
+            self.leave(exclude=False)
+        elif cause in FINAL:
+            self.leave(exclude=False, error=True)
+        elif cause == "stale":
+            self.leave(exclude=False)
+        else:
+            self.leave(fault=True, trip=cause in DEATHS, error=True)
+
+    def leave(
+        self, *, fault: bool = False, trip: bool = False, exclude: bool = True, error: bool | None = None
+    ) -> None:
+        """The request has left its replica. error: how it counts for the version; None: not at all."""
+        placed, self.placed, self.inner = self.placed, None, None
+        if placed is None:
+            return
+        replica, given = placed.replica, Pass.YES if self._has_answered else placed.given
+        if fault:
+            replica.failed(given, trip)
+        elif not self._has_answered:
+            replica.breaker.abandon(given)
+        if exclude:
+            self._failed_by.add(replica.id)
+        if error is not None:
+            self.book.ended(replica.entry.version, error)
+        replica.end(self)
+        self._held.queue.ended(self.request.tenant, self.means.clock())
+        self.means.give_back(placed)
+
+    def _drop_next(self) -> None:
+        placed, self._next = self._next, None
+        if placed is not None:
+            placed.replica.breaker.abandon(placed.given)
+            self.means.give_back(placed)

@@ -1,0 +1,121 @@
+"""A router process: `run_router` serves on a socket until SIGTERM, then drains.
+
+The controller starts `python -m ridgeline.fleet.router.process --listener FD --control ADDRESS` and writes a
+RouterConfig as one line of JSON to its standard input. Several processes may share one listening socket. A
+router whose controller has ended serves on with the last table.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import contextlib
+import gc
+import logging
+import os
+import signal
+import socket
+import sys
+import time
+from pathlib import Path
+
+import msgspec
+
+from ridgeline.fleet.router.app import RouterApp
+from ridgeline.fleet.router.config import RouterConfig
+from ridgeline.fleet.router.fleet_router import FleetRouter
+from ridgeline.options import OptionError
+from ridgeline.proxy.origin import Origin, read_url
+from ridgeline.telemetry import logs
+from ridgeline.web.connection import ConnectionLimits
+from ridgeline.web.listener import HttpServer
+from ridgeline.web.open_files import allow_open_files
+
+POLL_S = 0.02
+IDLE_S = 1.0  # an idle connection stays open for this time when the router stops
+FILES_EACH, OTHER_FILES = 2, 512  # the client's socket and the replica's
+
+log = logging.getLogger("ridgeline.fleet")
+
+
+def control_origin(address: str | Path) -> Origin:
+    """Of a socket's path, or of a URL."""
+    text = str(address)
+    return read_url(text if "://" in text or text.startswith("unix:") else f"unix:{text}", where="control")
+
+
+def router_command(listener: int, control: str | Path) -> list[str]:
+    """The command of a router process; `listener` must be inherited, and standard input have its config."""
+    program = [sys.executable, "-m", "ridgeline.fleet.router.process"]
+    return [*program, "--listener", str(listener), "--control", str(control)]
+
+
+def config_line(config: RouterConfig) -> bytes:
+    return msgspec.json.encode(config) + b"\n"
+
+
+def run_router(config: RouterConfig, listener: socket.socket, control: str | Path) -> None:
+    """Serve until SIGTERM, then finish running requests within drain_s. control: a socket's path or a URL."""
+    logs.setup(config.log_level, config.log_format)
+    listener.setblocking(False)
+    with contextlib.suppress(KeyboardInterrupt):
+        if sys.platform != "win32":
+            import uvloop
+
+            uvloop.run(_serve(config, listener, control))
+        else:
+            asyncio.run(_serve(config, listener, control))
+
+
+async def _serve(config: RouterConfig, listener: socket.socket, control: str | Path) -> None:
+    stop = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    loop.add_signal_handler(signal.SIGTERM, stop.set)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole group; the controller acts on it
+    router = FleetRouter(
+        control_origin(control),
+        token=config.control_token,
+        tuning=config.tuning,
+        name=f"{config.name}-{os.getpid()}",
+    )
+    app = RouterApp(router, config)
+    files = allow_open_files(config.max_connections * FILES_EACH + OTHER_FILES)
+    most = min(config.max_connections, max((files - OTHER_FILES) // FILES_EACH, 1))
+    limits = ConnectionLimits(config.max_head_bytes, config.head_timeout_s, most, None)
+    server = HttpServer(app, limits)
+    router.start()
+    serving = asyncio.create_task(server.serve(sockets=[listener]))
+    gc.freeze()
+    try:
+        await asyncio.wait([serving, asyncio.create_task(stop.wait())], return_when=asyncio.FIRST_COMPLETED)
+        app.is_draining = True
+        server.drain(IDLE_S)
+        until = time.monotonic() + config.drain_s
+        while (app.live or server.connections) and time.monotonic() < until:
+            await asyncio.sleep(POLL_S)
+        if app.live:
+            log.warning("ending requests that did not finish within drain_s", extra={"count": len(app.live)})
+            app.end_all()
+    finally:
+        await router.stop()
+        server.should_exit = True
+        await serving
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--listener", type=int, required=True)
+    parser.add_argument("--control", required=True)
+    arguments = parser.parse_args()
+    with os.fdopen(0, "rb", buffering=0, closefd=False) as line:
+        config = msgspec.json.decode(line.readline(), type=RouterConfig)
+    listener = socket.socket(fileno=arguments.listener)
+    os.set_inheritable(arguments.listener, False)
+    try:
+        run_router(config, listener, arguments.control)
+    except OptionError as error:
+        sys.exit(f"the router cannot start: {error}")
+
+
+if __name__ == "__main__":
+    main()

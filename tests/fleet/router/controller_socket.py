@@ -1,0 +1,46 @@
+"""A controller's socket for routers under test: it serves a Table and collects Demand."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+import msgspec
+
+from ridgeline.fleet.messages import Demand, ModelEntry, ReplicaEntry, Table
+from tests.fleet.router.small_http import Asked, SmallHttp
+
+
+class ControllerSocket:
+    def __init__(self, path: Path, model: ModelEntry) -> None:
+        self.path, self.model = path, model
+        self.table = Table(0, (model,), ())
+        self.demands: list[Demand] = []
+        self._changed = asyncio.Event()
+        self._http = SmallHttp(self._answer)
+
+    async def start(self) -> ControllerSocket:
+        self._http = SmallHttp(self._answer)
+        await self._http.start(self.path)
+        return self
+
+    async def stop(self) -> None:
+        await self._http.stop()
+        self.path.unlink(missing_ok=True)
+
+    def set(self, *replicas: ReplicaEntry, model: ModelEntry | None = None, key: str = "") -> None:
+        self.model = model or self.model
+        self.table = Table(self.table.generation + 1, (self.model,), replicas, key or self.table.key)
+        changed, self._changed = self._changed, asyncio.Event()
+        changed.set()
+
+    async def _answer(self, asked: Asked) -> None:
+        if asked.path == "/fleet/demand":
+            self.demands.append(msgspec.json.decode(asked.body, type=Demand))
+            asked.whole(200, b"{}")
+            return
+        asked.head(200)
+        while True:
+            changed = self._changed
+            await asked.piece(msgspec.json.encode(self.table) + b"\n")
+            await changed.wait()
