@@ -30,6 +30,7 @@ NEED_MESSAGES = {
         "link.transport",
         "client.client",
         "client.open_embedding",
+        "client.open_request",
         "encoder.core",
         "encoder.build",
         "encoder.encoder_loop",

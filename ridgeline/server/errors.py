@@ -60,6 +60,7 @@ ErrorCode = Literal[
     "draining",
     "engine_died",
     "timeout",
+    "not_resumable",
 ]
 
 

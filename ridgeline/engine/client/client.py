@@ -15,10 +15,11 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from ridgeline.engine.client import launch
 from ridgeline.engine.client.inbox import Inbox
+from ridgeline.engine.client.open_request import OpenRequest
 from ridgeline.engine.client.output import OutputChunk
 from ridgeline.engine.client.text import TextStream
 from ridgeline.engine.config import engine_config
-from ridgeline.engine.errors import EngineDied, EngineError, InvalidRequest, QueueFull, RequestFailed, failure
+from ridgeline.engine.errors import EngineDied, EngineError, InvalidRequest, QueueFull, RequestFailed
 from ridgeline.engine.link.messages import (
     FRAME_HEADER,
     Abort,
@@ -42,65 +43,12 @@ from ridgeline.engine.link.messages import (
     frame,
 )
 from ridgeline.engine.link.packed_texts import PackedTexts, pack_texts
-from ridgeline.engine.plan.request import FinishReason, Request, SamplingParams
-from ridgeline.engine.plan.step import SeqDelta
+from ridgeline.engine.plan.request import Request, SamplingParams
 from ridgeline.models.text.tokenizer import Tokenizer
 from ridgeline.telemetry.stats import EngineStats, StepRecord
 
 if TYPE_CHECKING:
     from ridgeline.engine.client.open_embedding import Floats, OpenEmbedding
-
-
-class OpenRequest:
-    """One open request: turns the engine's messages for it into chunks in its inbox."""
-
-    def __init__(
-        self, client: AsyncClient, request_id: str, params: SamplingParams, inbox: Inbox, number: int
-    ) -> None:
-        self._client = client
-        self._request_id = request_id
-        self._inbox = inbox
-        self._number = number
-        self._streams = [TextStream(client.tokenizer, params, index) for index in range(params.n)]
-        self._unfinished = params.n
-        inbox.open_requests += 1
-
-    def push(self, delta: SeqDelta, step_end: float) -> None:
-        """Handle what one step added. An error here affects only this request."""
-        try:
-            if delta.finish_reason is FinishReason.ERROR:
-                raise failure(delta.error)
-            stream = self._streams[delta.index]
-            chunk = stream.push(delta, step_end)
-        except Exception as error:
-            self._inbox.fail(error)
-            self.close()
-            return
-        if chunk is None:
-            return
-        if stream.finished:
-            self._unfinished -= 1
-            if stream.stopped_by_text:
-                self._client._send(Abort(self._request_id, delta.index))
-        self._inbox.put(self._number, chunk)
-        if not self._unfinished:
-            self._forget()
-
-    def fail(self, error: EngineError) -> None:
-        """The engine will send nothing more for it."""
-        self._inbox.fail(error)
-        self._forget()
-
-    def close(self) -> None:
-        """Stop waiting for it. If it has not ended, it is aborted in the engine."""
-        if self._forget():
-            self._client._send(Abort(self._request_id))
-
-    def _forget(self) -> bool:
-        known = self._client._requests.pop(self._request_id, None) is not None
-        if known:
-            self._inbox.end_request()
-        return known
 
 
 class AsyncClient:
@@ -119,10 +67,11 @@ class AsyncClient:
         self.heard_at = time.monotonic()  # when the engine's loop last sent a message
         self._reader = reader
         self._writer = writer
-        self._requests: dict[str, OpenRequest] = {}
+        self.requests: dict[str, OpenRequest] = {}
         self._embeddings: dict[str, OpenEmbedding] = {}
         self._answers: dict[int, asyncio.Future[Answer]] = {}
         self._serials = itertools.count()
+        self.accepted = 0  # requests since the start
         self._end_reason = "the engine process ended unexpectedly"
         self.closed = asyncio.Event()
         self.on_close: Callable[[], Awaitable[None]] | None = None  # stops an engine started by this client
@@ -228,9 +177,12 @@ class AsyncClient:
         arrival: float | None = None,
         priority: int = 0,
         cache_namespace: str = "",
+        output_ids: Sequence[int] = (),
+        text: TextStream | None = None,
     ) -> OpenRequest:
         """Request the samples of a prompt; their chunks arrive in `inbox` under `number`, errors too.
 
+        output_ids: generated elsewhere, for a single sample that continues them; `text` has replayed them.
         Close the returned request when no caller waits for it.
         """
         request = Request(
@@ -241,13 +193,19 @@ class AsyncClient:
             time.monotonic() if arrival is None else arrival,
             priority,
             cache_namespace=cache_namespace,
+            output_ids=list(output_ids),
         )
-        opened = OpenRequest(self, request.request_id, params, inbox, number)
-        self._requests[request.request_id] = opened
+        if text is None:
+            streams = [TextStream(self.tokenizer, params, index) for index in range(params.n)]
+        else:
+            streams = [text]
+        opened = OpenRequest(self, request, streams, inbox, number)
+        self.accepted += 1
+        self.requests[request.request_id] = opened
         if self.closed.is_set():
             opened.fail(EngineDied("the engine is not running"))
         else:
-            self._send(Submit(request))
+            self.send(Submit(request))
         return opened
 
     # ---- asking for vectors ----
@@ -276,12 +234,13 @@ class AsyncClient:
         opened = OpenEmbedding(f"{request_id}.{next(self._serials)}", packed, want, priority, width)
         if not opened.rows_left:
             return opened.values
+        self.accepted += 1
         self._embeddings[opened.request_id] = opened
-        self._send(opened.message())
+        self.send(opened.message())
         try:
             return await opened.done
         except asyncio.CancelledError:
-            self._send(Abort(opened.request_id))
+            self.send(Abort(opened.request_id))
             raise
         finally:
             del self._embeddings[opened.request_id]
@@ -307,7 +266,7 @@ class AsyncClient:
     def stop_engine(self) -> None:
         """Tell the engine to stop and exit. Open requests then end with that reason."""
         self._end_reason = "the engine was stopped before this request was complete"
-        self._send(Stop())
+        self.send(Stop())
 
     async def close(self) -> None:
         if self.on_close is not None:
@@ -325,14 +284,19 @@ class AsyncClient:
 
     @property
     def open_requests(self) -> int:
-        return len(self._requests) + len(self._embeddings)
+        return len(self.requests) + len(self._embeddings)
+
+    @property
+    def queued_tokens(self) -> int:
+        """Prompt tokens of requests that have no output yet."""
+        return sum(request.queued_tokens for request in self.requests.values())
 
     async def _ask(self, question: Question) -> Answer:
         if self.closed.is_set():
             raise EngineDied("the engine is not running")
         answer: asyncio.Future[Answer] = asyncio.get_running_loop().create_future()
         self._answers[question.id] = answer
-        self._send(question)
+        self.send(question)
         try:
             return await answer
         finally:
@@ -340,7 +304,7 @@ class AsyncClient:
 
     # ---- the socket ----
 
-    def _send(self, message: ToEngine) -> None:
+    def send(self, message: ToEngine) -> None:
         # Nothing is sent to an engine that has just died; `_read` is about to fail every stream.
         if not self._writer.is_closing():
             self._writer.write(frame(message))
@@ -361,7 +325,7 @@ class AsyncClient:
             case Outputs(deltas, stats):
                 self.stats = stats
                 for delta in deltas:
-                    request = self._requests.get(delta.request_id)
+                    request = self.requests.get(delta.request_id)
                     if request is not None:
                         request.push(delta, stats.last_step_end)
             case Embedded(request_id, row, values, stats):
@@ -370,7 +334,7 @@ class AsyncClient:
                 if embedding is not None:
                     embedding.push(row, values)
             case Refused():
-                refused = self._requests.get(message.request_id) or self._embeddings.get(message.request_id)
+                refused = self.requests.get(message.request_id) or self._embeddings.get(message.request_id)
                 if refused is not None:
                     refused.fail(_refusal(message))
             case Pong(id, stats):
@@ -387,7 +351,7 @@ class AsyncClient:
     def _end_everything(self, reason: str) -> None:
         """Fail every open stream: none ends as if it were complete."""
         self.closed.set()
-        for request in list(self._requests.values()):
+        for request in list(self.requests.values()):
             request.fail(EngineDied(reason))
         for embedding in self._embeddings.values():
             embedding.fail(EngineDied(reason))

@@ -5,6 +5,7 @@ Runs in the caller's process, never in the engine loop.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -30,6 +31,7 @@ class TextStream:
         self._params = params
         self._index = index
         self._held = ""
+        self._num_tokens = 0
         self._token_times: list[float] = []
         self._timing: TimingRecord | None = None
         self.finished = False
@@ -40,12 +42,14 @@ class TextStream:
         if self.finished:
             return None
         if self._is_one_more_token(delta):
+            self._num_tokens += 1
             self._token_times.append(step_end)
             text = self._detokenizer.push_one(delta.tokens[0])
             return OutputChunk(self._index, text, delta.tokens, delta.logprobs)
         self._timing = delta.timing or self._timing
         texts: list[str] = []
         for position, token in enumerate(delta.tokens):
+            self._num_tokens += 1
             self._token_times.append(step_end)
             text = self._text_of(token, delta)
             if self._params.stop:
@@ -68,6 +72,12 @@ class TextStream:
             timing=so_far,
         )
 
+    def replay(self, deltas: Iterable[SeqDelta]) -> list[OutputChunk]:
+        """Push what was generated elsewhere, without its times."""
+        chunks = [chunk for delta in deltas if (chunk := self.push(delta, 0.0)) is not None]
+        self._token_times = []
+        return chunks
+
     def _is_one_more_token(self, delta: SeqDelta) -> bool:
         """Nearly every delta: a token in the middle of an answer, with no stop string to look for."""
         return (
@@ -87,7 +97,7 @@ class TextStream:
     def _scan(self, text: str, last: bool) -> tuple[str, str | None]:
         """Text that is safe to show, and the stop string found in it, if any."""
         pending = self._held + text
-        if len(self._token_times) <= self._params.min_tokens and not last:
+        if self._num_tokens <= self._params.min_tokens and not last:
             # Before min_tokens nothing stops, and a later match must not reach back into this text.
             self._held = ""
             return pending, None

@@ -44,6 +44,7 @@ from ridgeline.engine.plan.request import Request
 from ridgeline.engine.plan.step import SeqDelta
 from ridgeline.engine.start.build import BuiltEngine, StartupBudget, build_engine
 from ridgeline.models.errors import ModelError
+from ridgeline.models.files.content_id import content_id
 from ridgeline.models.spec.readers.encoder_config import is_encoder
 from ridgeline.options import OptionError
 from ridgeline.telemetry import logs
@@ -59,11 +60,15 @@ IDLE_WAIT_S = 0.5
 class EngineLoop:
     """Owns the core and the socket. Internal request names are 'connection:request id'."""
 
-    def __init__(self, built: BuiltEngine, socket: EngineSocket, model: str, parent: int) -> None:
+    def __init__(
+        self, built: BuiltEngine, socket: EngineSocket, model: str, parent: int, files: str = ""
+    ) -> None:
+        """files: names the content of the model's files."""
         self._built = built
         self._core = built.core
         self._socket = socket
         self._model = model
+        self._files = files
         self._parent = parent  # the process that started this one; it may exit while the weights load
         self._owners: dict[str, tuple[int, str]] = {}  # open requests → connection, and their id there
         self._open_samples: dict[str, int] = {}  # open requests → unfinished samples
@@ -168,6 +173,7 @@ class EngineLoop:
             notes=built.notes,
             sampling=built.sampling,
             counts_experts=bool(self._core.expert_counts()),
+            files=self._files,
         )
 
 
@@ -195,7 +201,8 @@ def main() -> int:
         return EXIT_CANNOT_START
     gc.freeze()  # objects created so far stay alive; scanning them again would delay a step
     if loop is None:
-        loop = EngineLoop(built, EngineSocket(Path(args.socket)), config.model, args.parent)
+        socket = EngineSocket(Path(args.socket))
+        loop = EngineLoop(built, socket, config.model, args.parent, content_id(path))
     loop.run()
     return 0
 

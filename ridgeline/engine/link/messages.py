@@ -96,6 +96,7 @@ class Hello(msgspec.Struct, frozen=True, tag=True):
     sampling: SamplingDefaults = NO_DEFAULTS  # for requests that do not set them
     scores_pairs: bool = False  # a cross-encoder: trained to score pairs of texts
     counts_experts: bool = False  # the model has routed experts, and the backend counts their tokens
+    files: str = ""  # names the content of the model's files
 
 
 class Outputs(msgspec.Struct, frozen=True, tag=True):

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from hashlib import blake2b
 
 from ridgeline.engine.errors import InvalidRequest
-from ridgeline.engine.plan.request import Request, Sequence
+from ridgeline.engine.plan.request import Request, SamplingParams, Sequence
 from ridgeline.telemetry.timing import TimingRecord
 
 TOKEN_LIMIT = 2**31  # token ids are hashed and computed as 32-bit numbers
@@ -97,28 +97,52 @@ def refuse_unservable(request: Request, limits: SchedulerLimits) -> None:
     if min(prompt) < 0 or max(prompt) >= TOKEN_LIMIT:
         wrong = next(token for token in prompt if not 0 <= token < TOKEN_LIMIT)
         raise InvalidRequest("prompt", f"contains {wrong}, which is not a token id")
+    _refuse_unservable_output(request, limits)
     if request.params.n > limits.max_running:
         raise InvalidRequest(
             "n", f"is {request.params.n}; at most {limits.max_running} sequences run together here"
         )
 
 
+def _refuse_unservable_output(request: Request, limits: SchedulerLimits) -> None:
+    """Output generated elsewhere must leave something to generate."""
+    output, params = request.output_ids, request.params
+    if not output:
+        return
+    if params.n != 1:
+        raise InvalidRequest("output_ids", f"continue one sample; n is {params.n}")
+    if min(output) < 0 or max(output) >= TOKEN_LIMIT:
+        raise InvalidRequest("output_ids", "contain a number that is not a token id")
+    room = _longest(len(request.prompt_ids), params, limits) - len(request.prompt_ids)
+    if len(output) >= room:
+        raise InvalidRequest("output_ids", f"are {len(output)} tokens, and the answer has at most {room}")
+
+
+def _longest(prompt_len: int, params: SamplingParams, limits: SchedulerLimits) -> int:
+    """Tokens at which a sequence ends."""
+    most_output = limits.context if params.max_tokens is None else params.max_tokens
+    return min(prompt_len + most_output, limits.context)
+
+
 def make_sequences(
     request: Request, limits: SchedulerLimits, serial: int, draw_seed: Callable[[], int]
 ) -> list[Sequence]:
-    """The n samples of a request. The first one computes the prompt for all."""
+    """The n samples of a request. The first one computes the prompt for all.
+
+    A sample that continues output generated elsewhere is like one that was preempted: its tokens are computed
+    again, and (seed, output position) decides the next draw. Raises InvalidRequest for impossible output.
+    """
     params = request.params
     prompt_len = len(request.prompt_ids)
-    most_output = limits.context if params.max_tokens is None else params.max_tokens
     seed = draw_seed() if params.seed is None else params.seed
     end_ids = frozenset(params.stop_token_ids + (() if params.ignore_eos else tuple(limits.eos_ids)))
-    return [
+    samples = [
         Sequence(
             request=request,
             index=index,
-            tokens=list(request.prompt_ids),
+            tokens=[*request.prompt_ids, *request.output_ids],
             prompt_len=prompt_len,
-            max_len=min(prompt_len + most_output, limits.context),
+            max_len=_longest(prompt_len, params, limits),
             seed=sample_seed(seed, index),
             order=(request.priority, request.arrival, serial, index),
             end_ids=end_ids,
@@ -126,6 +150,24 @@ def make_sequences(
         )
         for index in range(params.n)
     ]
+    if request.output_ids:
+        _replay(samples[0], request.output_ids)
+    return samples
+
+
+def _replay(seq: Sequence, output: list[int]) -> None:
+    """Advance the grammar and the thinking budget over output generated elsewhere."""
+    for place, token in enumerate(output):
+        complete = token in seq.end_ids and place >= seq.params.min_tokens
+        if seq.matcher is not None:
+            try:
+                complete |= seq.matcher.advance(token)
+            except ValueError as error:
+                raise InvalidRequest("output_ids", str(error)) from None
+        if complete:
+            raise InvalidRequest("output_ids", f"end at position {place}: there is nothing to continue")
+        if seq.thinking is not None:
+            seq.thinking.advance(token)
 
 
 def sample_seed(seed: int, index: int) -> int:

@@ -121,6 +121,7 @@ class Request:
     adapter: str = ""  # LoRA adapter; part of the cache salt
     cache_namespace: str = ""  # requests with different namespaces never share cached prefixes
     compiled: Any = None  # the compiled grammar; set within the engine, never sent
+    output_ids: list[int] = field(default_factory=list)  # generated elsewhere: the only sample continues them
 
 
 class SeqState(enum.Enum):

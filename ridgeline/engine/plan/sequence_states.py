@@ -55,9 +55,10 @@ class SequenceStates:
         seq.has_row = True
         if seq.timing.admitted is None:
             seq.timing.admitted = now
-            seq.timing.cached_tokens = seq.num_computed
+            found = min(seq.num_computed, seq.prompt_len)  # output generated elsewhere may be cached too
+            seq.timing.cached_tokens = found
             self.counters.prefix_queries += seq.prompt_len
-            self.counters.prefix_hits += seq.num_computed
+            self.counters.prefix_hits += found
 
     def preempt(self, seq: Sequence) -> None:
         """Release a running sequence's blocks and queue it again. Tokens no longer cached are recomputed."""

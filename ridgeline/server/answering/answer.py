@@ -16,6 +16,7 @@ from typing import Any, Protocol
 from starlette.responses import Response
 from starlette.types import ASGIApp, Receive, Scope, Send
 
+from ridgeline.replica.resume import RESUMABLE_HEADER
 from ridgeline.server.answering.job import Job
 from ridgeline.server.answering.pieces import Piece
 from ridgeline.server.answering.running_request import RunningRequest
@@ -26,6 +27,7 @@ from ridgeline.server.http.read_body import while_connected
 from ridgeline.server.http.reader_watch import ReaderWatch
 from ridgeline.server.http.request_context import RequestContext
 from ridgeline.server.openai_api.bodies import Usage, encode
+from ridgeline.server.replica.resumable import ResumableStream
 from ridgeline.server.served_models import ServedModels
 
 KEEPALIVE = b": waiting\n\n"  # an SSE comment: clients skip it, proxies keep the connection
@@ -73,7 +75,8 @@ def answer(
     """keepalive: sent on a stream during silence. keep: awaited after the last piece and before the final
     event, so that a client that reads the end finds the stored response. headers: of a stream.
     """
-    running = RunningRequest(served_models, context, job)
+    stream = ResumableStream.of(served_models, context, job)
+    running = RunningRequest(served_models, context, job, stream)
     if job.stream:
         return EventStream(served_models, running, shape, keepalive, keep, headers)
     return WholeAnswer(running, shape, keep)
@@ -144,6 +147,7 @@ class EventStream:
         self._may_be_large = params.logprobs is not None or params.prompt_logprobs is not None
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        await self._running.replay(self._shape)
         with self._running:
             try:
                 tail = await while_connected(receive, self._stream(send))
@@ -152,7 +156,7 @@ class EventStream:
             except Exception as error:
                 if self._started:
                     reply = reply_to(error) or unexpected(self._running.context.request_id)
-                    await self._write_last(send, self._shape.failure(reply), more_body=True)
+                    await self._write_last(send, self._failure(reply), more_body=True)
                 raise
             await self._write_last(send, tail, more_body=False)
 
@@ -162,9 +166,13 @@ class EventStream:
         pieces = await self._running.next_pieces(self._config.stream_headers_s)
         await self._start(send, first_token=bool(pieces))
         limits = self._config.stream_stall_s, self._config.stream_buffer_chunks
-        opening, told_at = self._shape.opening(), -math.inf
+        stream = self._running.stream
+        is_continued = stream is not None and stream.state is not None  # the client has its opening
+        opening, told_at = b"" if is_continued else self._shape.opening(), -math.inf
         async with ReaderWatch(self._running.inbox, *limits) as watch:
             while pieces is not None:
+                if stream is not None:
+                    stream.note_pieces(pieces)
                 if self._may_be_large:
                     size = size_bytes(pieces)
                     self._told_bytes += size
@@ -176,10 +184,11 @@ class EventStream:
                 # Text held back by a parser sends nothing; only a long silence triggers a keepalive.
                 silence_s = time.monotonic() - told_at
                 if events or not pieces or silence_s >= self._config.stream_keepalive_s:
+                    body = events or self._keepalive
+                    if stream is not None:
+                        body = stream.group(body)
                     watch.write_begins()
-                    await send(
-                        {"type": "http.response.body", "body": events or self._keepalive, "more_body": True}
-                    )
+                    await send({"type": "http.response.body", "body": body, "more_body": True})
                     watch.write_ends()
                     told_at = time.monotonic()
                 pieces = await self._running.next_pieces(self._config.stream_keepalive_s)
@@ -187,7 +196,11 @@ class EventStream:
         closing = await off_loop(self._told_bytes, partial(self._shape.closing, usage))
         if self._keep is not None:
             await self._keep()
-        return closing
+        return closing if stream is None else stream.group(closing, end=True)
+
+    def _failure(self, reply: ErrorReply) -> bytes:
+        events, stream = self._shape.failure(reply), self._running.stream
+        return events if stream is None else stream.failed(events, reply)
 
     def _events(self, pieces: list[Piece]) -> bytes:
         if len(pieces) == 1:
@@ -201,6 +214,8 @@ class EventStream:
             headers.append((b"x-ridgeline-ttft-ms", f"{ttft_ms:.1f}".encode()))
         for name, value in schema_headers(self._running.job.params.grammar).items():
             headers.append((name.encode(), value.encode()))
+        if self._running.stream is not None and self._running.stream.has_markers:
+            headers.append((RESUMABLE_HEADER.encode(), b"1"))
         self._started = True
         await send({"type": "http.response.start", "status": 200, "headers": headers})
 

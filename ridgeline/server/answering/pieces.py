@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from typing import Protocol
 
 import msgspec
 
@@ -43,6 +44,23 @@ class Piece(msgspec.Struct, frozen=True):
     def is_text_alone(self) -> bool:
         return self.prompt is None and self.finish_reason is None and not self.logprobs
 
+    @property
+    def num_characters(self) -> int:
+        """Shown by this piece; text that a parser holds back belongs to a later one."""
+        return sum(len(part.name if isinstance(part, CallStart) else part.text) for part in self.events)
+
+    @property
+    def call_ids(self) -> list[str]:
+        return [event.id for event in self.events if isinstance(event, CallStart)]
+
+
+class Progress(Protocol):
+    """Is told of every chunk that became pieces."""
+
+    def note(self, choice: int, chunk: OutputChunk) -> None: ...
+
+    def note_cached(self, prompt: int, tokens: int) -> None: ...
+
 
 class Parsed:
     """One choice's parser and its findings: calls, and the number of reasoning tokens.
@@ -57,6 +75,7 @@ class Parsed:
         self.reasoning_tokens = 0
         self._arguments: list[str] = []  # of the last call
         self.has_calls = False
+        self.known_ids: list[str] = []  # of the calls that a continued stream has begun
 
     @property
     def ends_in_a_call(self) -> bool:
@@ -71,11 +90,13 @@ class Parsed:
         events = self._parser.feed(chunk.text) if chunk.text else []
         if chunk.finish_reason is not None:
             events = events + self._parser.finish()
-        for event in events:
+        for place, event in enumerate(events):
             match event:
                 case CallStart():
                     self.has_calls = True
                     self._arguments = []
+                    if self.known_ids:
+                        events[place] = replace(event, id=self.known_ids.pop(0))
                 case CallArguments(text=text):
                     self._arguments.append(text)
         if self._count is not None:
@@ -102,6 +123,7 @@ class _Source:
     prompt_logprobs: list[TokenLogprob] = field(default_factory=list)
     held: list[OutputChunk] = field(default_factory=list)
     cached_tokens: int = 0
+    is_told: bool = False  # a continued stream has shown its cached tokens
 
 
 class Choices:
@@ -127,6 +149,7 @@ class Choices:
         self._completion_tokens = 0
         self.timings: dict[int, TimingRecord] = {}
         self.finish_reasons: dict[int, str] = {}
+        self.progress: Progress | None = None  # for a stream that a peer can continue
 
     @property
     def count(self) -> int:
@@ -140,11 +163,35 @@ class Choices:
         source = self._sources[source_number]
         source.prompt_logprobs.extend(chunk.prompt_logprobs)
         source.held.append(chunk)
-        if len(source.prompt_logprobs) < len(source.prompt.ids) - 1:
+        first = source_number * self._params.n
+        all_begun = all(index in self._begun for index in range(first, first + self._params.n))
+        if len(source.prompt_logprobs) < len(source.prompt.ids) - 1 and not all_begun:
             return
         released, source.held = source.held, []
         for held in released:
             self._piece(source_number, held, pieces)
+
+    def restore(self, cached: dict[int, int], call_ids: dict[int, list[str]]) -> None:
+        """Before a replay: what a continued stream has shown and its tokens do not tell."""
+        for number, tokens in cached.items():
+            if 0 <= number < len(self._sources):
+                self._sources[number].cached_tokens = tokens
+                self._sources[number].is_told = True
+        for index, ids in call_ids.items():
+            if self._parsed is not None:
+                self._parsed[index].known_ids = list(ids)
+
+    def replay(self, index: int, chunk: OutputChunk, pieces: list[Piece]) -> None:
+        """A chunk that the client of a continued stream has: prompt's log-probabilities included."""
+        number, chunk.index = divmod(index, self._params.n)
+        self._piece(number, chunk, pieces)
+
+    def replayed(self) -> None:
+        """After the replay. Complete answers were checked before their last pieces were shown."""
+        self.due_checks = []
+
+    def has_begun(self, index: int) -> bool:
+        return index in self._begun
 
     def check_complete(self) -> None:
         """Called at the end of the engine's output: every choice must have finished with a visible reason."""
@@ -175,6 +222,8 @@ class Choices:
 
     def _piece(self, source_number: int, chunk: OutputChunk, pieces: list[Piece]) -> None:
         index = source_number * self._params.n + chunk.index
+        if self.progress is not None:
+            self.progress.note(index, chunk)
         self._completion_tokens += len(chunk.tokens)
         if index in self._begun and chunk.finish_reason is None and chunk.timing is None:
             # The common case. A chunk with half a character is counted, but shows no text yet.
@@ -186,7 +235,10 @@ class Choices:
         source = self._sources[source_number]
         if chunk.timing is not None:
             self.timings[index] = chunk.timing
-            source.cached_tokens = max(source.cached_tokens, chunk.timing.cached_tokens)
+            if not source.is_told:
+                source.cached_tokens = max(source.cached_tokens, chunk.timing.cached_tokens)
+                if self.progress is not None:
+                    self.progress.note_cached(source_number, source.cached_tokens)
         if chunk.finish_reason is not None:
             self._finish(index, chunk)
         events = self._events(index, chunk)

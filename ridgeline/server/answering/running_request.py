@@ -10,36 +10,47 @@ import asyncio
 import contextlib
 import time
 from collections.abc import Callable
+from typing import Any
 
-from ridgeline.engine.client.client import OpenRequest
 from ridgeline.engine.client.inbox import Inbox
+from ridgeline.engine.client.open_request import OpenRequest
 from ridgeline.engine.errors import InvalidRequest, QueueFull, RequestFailed
 from ridgeline.engine.grammar.conformance import refuse_uncheckable
-from ridgeline.engine.plan.request import SamplingParams, is_background
+from ridgeline.engine.plan.request import is_background
 from ridgeline.server.answering.job import Job
 from ridgeline.server.answering.pieces import Choices, Piece
 from ridgeline.server.answering.schema_checks import Client, SchemaChecks
-from ridgeline.server.answering.submission import Submission
+from ridgeline.server.answering.submission import Part, Submission, continued_parts, parts_of
 from ridgeline.server.errors import ClientGone, DeadlineExceeded, ErrorReply, SlowReader, reply_to
+from ridgeline.server.http.off_loop import off_loop
 from ridgeline.server.http.request_context import RequestContext
 from ridgeline.server.records.recording import EndedRequest, TrafficRecorder
 from ridgeline.server.records.usage_book import UsageBook
+from ridgeline.server.replica.resumable import ResumableStream, Writer
 from ridgeline.server.served_models import ServedModels
 from ridgeline.telemetry.logs import log_request
 from ridgeline.telemetry.timing import TimingRecord
 
+REPLAY_COST = 16  # bytes of body that take as long as a replayed token
+
 
 class RunningRequest:
-    def __init__(self, served_models: ServedModels, context: RequestContext, job: Job) -> None:
+    def __init__(
+        self,
+        served_models: ServedModels,
+        context: RequestContext,
+        job: Job,
+        stream: ResumableStream | None = None,
+    ) -> None:
+        """stream: of a request whose answer a peer could continue, or that continues another server's."""
         self.context = context
         self.job = job
         self.choices = Choices(job.prompts, job.params, job.new_parser, job.running_usage, job.new_count)
         self.inbox = Inbox(whole=not job.stream)
         self._served_models = served_models
         self._metrics = job.served.metrics
-        self._submission = Submission(
-            len(job.prompts), job.params, job.client.hello.max_running, self.inbox, self._submit
-        )
+        self.stream = self.choices.progress = stream
+        self._submission: Submission | None = None
         grammar = job.params.grammar
         self._checks = served_models.part(SchemaChecks) if grammar is not None and grammar.check else None
         self._client = Client(context.client, job.cache_namespace)
@@ -56,6 +67,9 @@ class RunningRequest:
             self._checks.enter(self._client)
         try:
             self._used = self._usages.begin(self.context.request_id, lambda: self.choices.usage(False))
+            self._submission = Submission(
+                self._parts(), self.job.client.hello.max_running, self.inbox, self._submit
+            )
             self._submission.begin()
         except BaseException:
             self._leave_checks()
@@ -63,23 +77,45 @@ class RunningRequest:
         return self
 
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
-        self._submission.close()
+        if self._submission is not None:
+            self._submission.close()
         self._leave_checks()
         with contextlib.suppress(RequestFailed):  # chunks that were received but not read count too
             for arrival in self.inbox.close():
                 self.choices.add(*arrival, [])
         self._book(error)
 
-    def _submit(self, number: int, params: SamplingParams, inbox: Inbox) -> OpenRequest:
+    async def replay(self, shape: Writer) -> None:
+        """Of a continued stream, before the request begins: what the client has is not written again."""
+        stream = self.stream
+        if stream is not None and (state := stream.state) is not None:
+            await off_loop(REPLAY_COST * state.num_tokens, lambda: stream.replay(self.choices, shape))
+
+    def _parts(self) -> list[Part]:
+        job, stream = self.job, self.stream
+        prompts, params = len(job.prompts), job.params
+        if stream is None or stream.state is None:
+            seeds = None if stream is None else stream.seeds
+            return parts_of(prompts, params, job.client.hello.max_running, seeds)
+        outputs = {choice: output.tokens for choice, output in stream.state.outputs.items()}
+        ended = self.choices.finish_reasons
+        return continued_parts(prompts, params, stream.seeds, outputs, stream.texts, ended)
+
+    def _submit(self, part: Part, inbox: Inbox) -> OpenRequest:
+        number = part.prompt
+        continued: dict[str, Any] = (
+            {} if part.text is None else {"output_ids": part.output_ids, "text": part.text}
+        )
         return self.job.client.submit(
             self.job.prompts[number].ids,
-            params,
+            part.params,
             inbox,
             number,
             request_id=self.context.request_id,
             arrival=self.context.arrival,
             priority=self._priority,
             cache_namespace=self.job.cache_namespace,
+            **continued,
         )
 
     async def next_pieces(self, patience_s: float | None = None) -> list[Piece] | None:
@@ -170,6 +206,8 @@ class RunningRequest:
             timings.append(timing)
             if index not in self.choices.finish_reasons:
                 timing.end, timing.end_reason = now, failure
+            elif timing.end is None:  # it ended on another server, which this one continues
+                timing.end, timing.end_reason = now, self.choices.finish_reasons[index]
             timing.sent = now
             reason = failure or self.choices.finish_reasons[index]
             self._metrics.request_finished(timing, self.context.path, reason, self._is_background)

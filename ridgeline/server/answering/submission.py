@@ -10,38 +10,51 @@ from __future__ import annotations
 import asyncio
 import secrets
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from ridgeline.engine.client.client import OpenRequest
 from ridgeline.engine.client.inbox import Inbox
+from ridgeline.engine.client.open_request import OpenRequest
 from ridgeline.engine.client.output import OutputChunk
+from ridgeline.engine.client.text import TextStream
 from ridgeline.engine.errors import QueueFull
 from ridgeline.engine.plan.intake import sample_seed
 from ridgeline.engine.plan.request import SamplingParams
 
 RETRY_S = 0.5  # after the engine's queue was full
 
-# prompt number, sampling parameters, target inbox
-Submit = Callable[[int, SamplingParams, Inbox], OpenRequest]
-
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Part:
-    """Samples `first` to `first + params.n` of one prompt, as one engine request."""
+    """Samples `first` to `first + params.n` of one prompt, as one engine request.
+
+    output_ids: of a single sample that continues another server's; `text` has replayed them
+    """
 
     prompt: int
     first: int
     params: SamplingParams
+    output_ids: Sequence[int] = ()
+    text: TextStream | None = None
 
 
-def parts_of(prompts: int, params: SamplingParams, max_running: int) -> list[Part]:
-    """Every sample of every prompt once, with the seed it would have in a single request."""
+Submit = Callable[[Part, Inbox], OpenRequest]
+
+
+def parts_of(
+    prompts: int, params: SamplingParams, max_running: int, seeds: Sequence[int] | None = None
+) -> list[Part]:
+    """Every sample of every prompt once, with the seed it would have in a single request.
+
+    seeds: one for each prompt, if they are already drawn
+    """
     if params.n <= max_running:
-        return [Part(number, 0, params) for number in range(prompts)]
+        if seeds is None:
+            return [Part(number, 0, params) for number in range(prompts)]
+        return [Part(number, 0, replace(params, seed=seeds[number])) for number in range(prompts)]
     parts = []
     for number in range(prompts):
-        seed = secrets.randbits(63) if params.seed is None else params.seed
+        seed = _seed(params, seeds, number)
         parts.append(Part(number, 0, replace(params, n=max_running, seed=seed)))
         # A request's seed is that of its first sample, so the other samples are separate requests.
         parts += [
@@ -51,13 +64,49 @@ def parts_of(prompts: int, params: SamplingParams, max_running: int) -> list[Par
     return parts
 
 
+def continued_parts(
+    prompts: int,
+    params: SamplingParams,
+    seeds: Sequence[int] | None,
+    outputs: Mapping[int, Sequence[int]],
+    texts: Mapping[int, TextStream],
+    ended: Collection[int],
+) -> list[Part]:
+    """The choices of a continued stream that have not ended, each as its own engine request.
+
+    outputs: the tokens of the choices that have begun. A choice that opens with its prompt's
+    log-probabilities has them computed again; one request of each prompt does it for all of them.
+    """
+    parts = []
+    for number in range(prompts):
+        seed = _seed(params, seeds, number)
+        asked = params.prompt_logprobs
+        for index in range(params.n):
+            choice = number * params.n + index
+            if choice in ended:
+                continue
+            output = outputs.get(choice, ())
+            own = replace(
+                params, n=1, seed=sample_seed(seed, index), prompt_logprobs=None if output else asked
+            )
+            parts.append(Part(number, index, own, output, texts.get(choice)))
+            asked = asked if output else None
+    return parts
+
+
+def _seed(params: SamplingParams, seeds: Sequence[int] | None, number: int) -> int:
+    if seeds is not None:
+        return seeds[number]
+    return secrets.randbits(63) if params.seed is None else params.seed
+
+
 class Submission:
-    def __init__(
-        self, prompts: int, params: SamplingParams, max_running: int, inbox: Inbox, submit: Submit
-    ) -> None:
-        self._waiting = deque(parts_of(prompts, params, max_running))
+    def __init__(self, parts: Sequence[Part], max_running: int, inbox: Inbox, submit: Submit) -> None:
+        self._waiting = deque(parts)
         self._most = 2 * max_running
-        self._is_whole = params.n <= max_running and prompts * params.n <= self._most
+        fits = sum(part.params.n for part in parts) <= self._most
+        # Chunks of a part that begins with another sample are renumbered on their way.
+        self._is_whole = fits and not any(part.first for part in parts)
         self._inbox = inbox
         self._submit = submit
         self._under_way = 0  # choices
@@ -68,7 +117,7 @@ class Submission:
         if self._is_whole:  # the common case: chunks go straight to the inbox
             while self._waiting:
                 part = self._waiting.popleft()
-                self._open[part] = self._submit(part.prompt, part.params, self._inbox)
+                self._open[part] = self._submit(part, self._inbox)
             return
         self._first = self._waiting[0]
         self._inbox.open_requests += len(self._waiting)
@@ -87,7 +136,7 @@ class Submission:
         while self._waiting and (self._under_way + self._waiting[0].params.n <= self._most):
             part = self._waiting.popleft()
             self._under_way += part.params.n
-            self._open[part] = self._submit(part.prompt, part.params, _PartInbox(self, part))
+            self._open[part] = self._submit(part, _PartInbox(self, part))
 
     def put(self, part: Part, chunk: OutputChunk) -> None:
         chunk.index += part.first

@@ -11,6 +11,7 @@ from starlette.types import Receive
 
 from ridgeline.server.config import ServerConfig
 from ridgeline.server.errors import ApiError, ClientGone
+from ridgeline.server.replica.stream_request import take_state
 
 T = TypeVar("T")
 
@@ -40,7 +41,7 @@ async def read_body(request: Request, config: ServerConfig) -> bytes:
     except TimeoutError:
         message = f"the body had not arrived after {config.upload_timeout_s:g} s, this server's limit"
         raise ApiError(408, message, code="timeout", headers={"connection": "close"}) from None
-    return bytes(body)
+    return take_state(request, bytes(body))
 
 
 def _too_large(max_bytes: int) -> ApiError:

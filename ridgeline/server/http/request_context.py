@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from starlette.requests import Request
 from starlette.types import Scope
 
+from ridgeline.replica.resume import ResumeState
 from ridgeline.telemetry.traces import TraceContext
 
 _SANE_ID = re.compile(r"[A-Za-z0-9._:-]{1,128}")
@@ -31,11 +32,14 @@ class RequestContext:
     booked: bool = False  # recorded in metrics and log
     trace: TraceContext | None = None  # parent of its span; None: not traced
     least_priority: int = -(2**31)  # lower bound of its priority; a batch's lines are served after all others
+    resumable: bool = False  # the stream carries markers, from which a peer can continue it
+    resume: ResumeState | None = None  # continue another server's stream from here
+    body: bytes = b""  # kept while a fleet follows this server's prefix cache
 
     @classmethod
     def begin(cls, scope: Scope, asked_id: str | None) -> RequestContext:
         """Keep the client's id if it is short and plain; it appears in headers and log lines."""
-        sane = asked_id is not None and _SANE_ID.fullmatch(asked_id) is not None
+        sane = asked_id is not None and is_sane_id(asked_id)
         path = scope["path"][:_LONGEST_PATH]
         context = cls(asked_id if asked_id and sane else uuid.uuid4().hex, path)
         context.client = (scope.get("client") or ("",))[0]
@@ -47,3 +51,7 @@ class RequestContext:
     def of(cls, request: Request) -> RequestContext:
         context: RequestContext = request.scope[_STATE_KEY]
         return context
+
+
+def is_sane_id(id: str) -> bool:
+    return _SANE_ID.fullmatch(id) is not None

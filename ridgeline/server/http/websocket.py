@@ -19,6 +19,7 @@ import msgspec
 from starlette.datastructures import Headers
 from starlette.types import Message, Receive, Scope, Send
 
+from ridgeline.replica.resume import RESUMABLE_HEADER, RESUME_HEADER
 from ridgeline.server.errors import ApiError, BadRequest, ClientGone, ErrorReply
 from ridgeline.server.http.gate import Gate
 from ridgeline.server.http.off_loop import off_loop
@@ -29,7 +30,17 @@ CREATE, CANCEL = ("request", "response.create"), ("cancel", "response.cancel")
 MAX_STREAM_ID = 128
 # Headers of the handshake that do not apply to the requests that follow.
 NOT_PASSED_ON = frozenset(
-    ("connection", "upgrade", "host", "origin", "content-type", "content-length", "x-request-id")
+    (
+        "connection",
+        "upgrade",
+        "host",
+        "origin",
+        "content-type",
+        "content-length",
+        "x-request-id",
+        RESUMABLE_HEADER,
+        RESUME_HEADER,
+    )
 )
 
 

@@ -1,0 +1,236 @@
+"""A stream that is cut and continued by a second server is the same as an undisturbed one, byte for byte."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import msgspec
+import pytest
+import pytest_asyncio
+
+from ridgeline.engine.client.client import AsyncClient
+from ridgeline.replica.resume import RESUMABLE_HEADER, Finish, Output, ResumeState, with_state
+from tests.server.replica.resuming import (
+    CONTINUED,
+    comparable,
+    continued,
+    cuts,
+    marked,
+    read,
+    server_over,
+)
+
+pytestmark = pytest.mark.asyncio(loop_scope="module")
+
+CHAT, COMPLETIONS, MESSAGES = "/v1/chat/completions", "/v1/completions", "/v1/messages"
+ASK: dict[str, Any] = {
+    "messages": [{"role": "user", "content": "Name three rivers of France and say one thing about each."}],
+    "max_tokens": 24,
+    "temperature": 0,
+    "stream": True,
+}
+WRITE: dict[str, Any] = {
+    "prompt": "The three largest rivers of France are",
+    "max_tokens": 20,
+    "temperature": 0,
+    "stream": True,
+}
+USAGE = {"stream_options": {"include_usage": True}}
+SAMPLED = {"temperature": 0.9, "top_p": 0.95}
+TOOLS = {
+    "tools": [
+        {
+            "type": "function",
+            "function": {
+                "name": "forecast",
+                "parameters": {
+                    "type": "object",
+                    "properties": {"city": {"type": "string"}, "days": {"type": "integer"}},
+                    "required": ["city", "days"],
+                },
+            },
+        }
+    ],
+    "tool_choice": "required",
+    "max_tokens": 60,
+}
+SCHEMA = {
+    "type": "json_schema",
+    "json_schema": {
+        "name": "river",
+        "schema": {
+            "type": "object",
+            "properties": {"name": {"type": "string", "maxLength": 12}, "km": {"type": "integer"}},
+            "required": ["name", "km"],
+            "additionalProperties": False,
+        },
+    },
+}
+CASES: dict[str, tuple[str, dict[str, Any]]] = {
+    "greedy": (CHAT, {**ASK, **USAGE}),
+    "sampled with the client's seed": (CHAT, {**ASK, **SAMPLED, "seed": 11}),
+    "sampled without a seed": (CHAT, {**ASK, **SAMPLED, **USAGE}),
+    "several choices": (CHAT, {**ASK, **SAMPLED, **USAGE, "n": 3, "max_tokens": 10}),
+    "logprobs": (CHAT, {**ASK, "logprobs": True, "top_logprobs": 2}),
+    "stop string": (CHAT, {**ASK, "max_tokens": 60, "stop": ["Garonne", "zzz", "is the lon"]}),
+    "partial stop strings": (CHAT, {**ASK, "stop": ["The Seinex", " is theq", "e river!"]}),
+    "tool call": (CHAT, {**ASK, **TOOLS, **USAGE}),
+    "json schema": (CHAT, {**ASK, **SAMPLED, "response_format": SCHEMA, "max_tokens": 60}),
+    "penalties": (
+        CHAT,
+        {
+            **ASK,
+            "frequency_penalty": 1.5,
+            "presence_penalty": 0.5,
+            "repetition_penalty": 1.2,
+            "min_tokens": 20,
+        },
+    ),
+    "usage in every chunk": (
+        CHAT,
+        {**ASK, "stream_options": {"include_usage": True, "continuous_usage_stats": True}},
+    ),
+    "completion": (COMPLETIONS, {**WRITE, **USAGE}),
+    "completion with logprobs and echo": (
+        COMPLETIONS,
+        {**WRITE, "logprobs": 2, "echo": True, "max_tokens": 8},
+    ),
+    "completions of several prompts": (
+        COMPLETIONS,
+        {**WRITE, **SAMPLED, **USAGE, "prompt": ["Two", "Two", "Three"], "n": 2, "max_tokens": 8},
+    ),
+    "completion with the prompt's logprobs": (
+        COMPLETIONS,
+        {**WRITE, **SAMPLED, "prompt_logprobs": 1, "n": 2, "max_tokens": 6},
+    ),
+    "message": (MESSAGES, {**ASK, "model": "m", "stop_sequences": ["Garonne"]}),
+}
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def engine(smollm2_path: Path) -> AsyncIterator[AsyncClient]:
+    async with await AsyncClient.start("smollm2-135m", deterministic=True, kv_tokens=8192) as client:
+        yield client
+
+
+@pytest_asyncio.fixture(loop_scope="module")
+async def first(engine: AsyncClient) -> AsyncIterator[httpx.AsyncClient]:
+    async with server_over(engine) as http:
+        yield http
+
+
+@pytest_asyncio.fixture(loop_scope="module")
+async def second(engine: AsyncClient) -> AsyncIterator[httpx.AsyncClient]:
+    async with server_over(engine) as http:
+        yield http
+
+
+@pytest.mark.parametrize("case", CASES)
+async def test_a_continued_stream_equals_an_undisturbed_one(
+    case: str, first: httpx.AsyncClient, second: httpx.AsyncClient
+) -> None:
+    path, body = CASES[case]
+    stream = await marked(first, path, body)
+    content = msgspec.json.encode(body)
+    places = cuts(stream)
+    rest = await asyncio.gather(*(continued(second, path, content, stream.state(k)) for k in places))
+    for place, tail in zip(places, rest, strict=True):
+        begun = b"".join(group.events for group in stream.groups[:place])
+        assert comparable(begun + tail.events) == comparable(stream.events), f"cut after {place} groups"
+        assert tail.groups[0].marker.head is not None
+
+
+async def test_a_stream_without_the_header_has_no_markers_and_the_same_events(
+    first: httpx.AsyncClient,
+) -> None:
+    for path, body in (CASES["greedy"], CASES["completion"], CASES["message"]):
+        plain = await first.post(path, json=body, headers={"x-request-id": "same"})
+        with_markers = await first.post(
+            path, json=body, headers={"x-request-id": "same", RESUMABLE_HEADER: "1"}
+        )
+        assert b":r {" not in plain.content
+        assert RESUMABLE_HEADER not in plain.headers
+        stream = read(with_markers.content)
+        shown = b"".join(group.events for group in stream)
+        created = re.compile(rb'"created":\d+|"cached_tokens":\d+|"(cache_read_)?input_tokens":\d+')
+        assert created.sub(b"", shown) == created.sub(b"", plain.content)
+
+
+async def test_a_stream_continued_twice_equals_an_undisturbed_one(
+    first: httpx.AsyncClient, second: httpx.AsyncClient
+) -> None:
+    path, body = CASES["sampled without a seed"]
+    content = msgspec.json.encode(body)
+    stream = await marked(first, path, body)
+    state = stream.state(5)
+    middle = await continued(second, path, content, state)
+    for group in middle.groups[:4]:
+        state.add(group.marker)
+    last = await continued(first, path, content, state)
+    shown = [*stream.groups[:5], *middle.groups[:4], *last.groups]
+    assert comparable(b"".join(group.events for group in shown)) == comparable(stream.events)
+
+
+async def test_a_continuation_without_markers_is_plain_events(
+    first: httpx.AsyncClient, second: httpx.AsyncClient
+) -> None:
+    path, body = CASES["greedy"]
+    stream = await marked(first, path, body)
+    content = with_state(msgspec.json.encode(body), stream.state(3))
+    headers = {name: value for name, value in CONTINUED.items() if name != RESUMABLE_HEADER}
+    rest = await second.post(path, content=content, headers=headers)
+    begun = b"".join(group.events for group in stream.groups[:3])
+    assert begun + rest.content == stream.events
+
+
+async def refusal(
+    http: httpx.AsyncClient, path: str, body: dict[str, Any], state: ResumeState
+) -> tuple[int, str]:
+    answer = await http.post(path, content=with_state(msgspec.json.encode(body), state), headers=CONTINUED)
+    return answer.status_code, answer.json()["error"]["message"]
+
+
+async def test_what_cannot_be_continued_is_refused_with_the_reason(
+    first: httpx.AsyncClient, engine: AsyncClient
+) -> None:
+    path, body = CASES["greedy"]
+    state = (await marked(first, path, body)).state(4)
+    assert state.head is not None
+    async with server_over(engine, reasoning_parser="none") as other:
+        status, message = await refusal(other, path, body, state)
+        assert (status, "another version" in message) == (409, True)
+    assert await refusal(first, path, body, ResumeState()) == (
+        400,
+        "ridgeline_resume: has no head: send the request again without a state",
+    )
+    changed = msgspec.convert(msgspec.to_builtins(state), ResumeState)
+    changed.characters += 1
+    status, message = await refusal(first, path, body, changed)
+    assert (status, "cannot be continued exactly" in message) == (409, True)
+    for outputs, reason in (
+        ({3: Output([1])}, "has 1 choices"),
+        ({0: Output([10**9])}, "less than"),
+        ({0: Output([])}, "are missing"),
+        ({0: Output([5, 6], finish=Finish("stop", "x")), 1: Output([1])}, "has 1 choices"),
+    ):
+        wrong = ResumeState(state.head, outputs)
+        status, message = await refusal(first, path, body, wrong)
+        assert (status, reason in message) == (400, True), message
+    status, message = await refusal(first, path, {**body, "stream": False, "stream_options": None}, state)
+    assert (status, "only a stream" in message) == (400, True)
+    status, message = await refusal(first, "/v1/responses", {"input": "hello", "stream": True}, state)
+    assert (status, "cannot be continued" in message) == (400, True)
+    answer = await first.post(path, json={**body, "ridgeline_resume": {}})
+    assert answer.status_code == 400  # without the header it is an unknown field
+
+
+async def test_more_tokens_than_the_answer_may_have_are_refused(first: httpx.AsyncClient) -> None:
+    path, body = CASES["greedy"]
+    state = (await marked(first, path, body)).state(8)
+    status, message = await refusal(first, path, {**body, "max_tokens": state.num_tokens}, state)
+    assert (status, "at most" in message) == (400, True), message
