@@ -107,14 +107,35 @@ class FairOrder:
 
     def next(self, now: float) -> Waiter | None:
         """Removes and returns the next request."""
+        waiter = self.peek(now)
+        if waiter is not None:
+            if len(self._lanes) > 1:
+                aged = waiter.priority != min(self._lanes)
+                self._turns_to_aged = AGED_TURN if aged else self._turns_to_aged - 1
+            self.remove(waiter, now)
+        return waiter
+
+    def peek(self, now: float) -> Waiter | None:
+        """The request that `next` would return."""
         if not self.waiting:
             return None
         self._tick(now)
         lane = self._lanes[self._priority(now)]
         line = lane.tenants[min(lane.tenants, key=self._standing)] if len(lane.tenants) > 1 else lane.arrivals
-        waiter = next(iter(line))
-        self.remove(waiter, now)
-        return waiter
+        return next(iter(line))
+
+    def ahead_of(self, waiter: Waiter) -> int:
+        """Requests that go first, about: all of higher priorities, the tenant's earlier ones, and of other
+        tenants as many as their weights give them meanwhile.
+        """
+        lane = self._lanes[waiter.priority]
+        higher = sum(len(one.arrivals) for priority, one in self._lanes.items() if priority < waiter.priority)
+        own = next(place for place, one in enumerate(lane.tenants[waiter.tenant]) if one is waiter)
+        others = 0.0
+        for name, line in lane.tenants.items():
+            if name != waiter.tenant:
+                others += min(len(line), own * self._tenants[name].weight / waiter.weight)
+        return higher + own + int(others)
 
     def started(self, name: str, weight: float, now: float) -> None:
         self._tick(now)
@@ -154,11 +175,7 @@ class FairOrder:
             return highest
         lower = [(next(iter(lane.arrivals)).since, priority) for priority, lane in self._lanes.items()]
         since, aged = min(item for item in lower if item[1] != highest)
-        self._turns_to_aged -= 1
-        if self._turns_to_aged > 0 or now - since < self._ageing_s:
-            return highest
-        self._turns_to_aged = AGED_TURN
-        return aged
+        return aged if self._turns_to_aged <= 1 and now - since >= self._ageing_s else highest
 
     def _standing(self, name: str) -> tuple[float, float]:
         tenant = self._settle(self._tenants[name])

@@ -6,45 +6,36 @@ Load line of a replica replaces what the book assumed. The number in flight is t
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 
-from ridgeline.fleet.messages import ModelEntry, ReplicaEntry, Table
+from ridgeline.fleet.messages import ModelEntry, Table
+from ridgeline.fleet.routing.columns import Field, ModelColumns
 from ridgeline.fleet.routing.prompt import PromptView
+from ridgeline.fleet.routing.row import Row, Ticket
+from ridgeline.fleet.routing.step_cost import StepCost
 from ridgeline.replica.messages import FeedLine, Load, Started
 
-
-class Ticket:
-    """One request in flight at one replica."""
-
-    __slots__ = ("charged_at", "model", "open", "replica_id", "tokens")
-
-    def __init__(self, replica_id: str, model: str, tokens: float, charged_at: float) -> None:
-        self.replica_id, self.model, self.tokens, self.charged_at = replica_id, model, tokens, charged_at
-        self.open = True
-
-
-class Row:
-    """One replica."""
-
-    def __init__(self, entry: ReplicaEntry, now: float) -> None:
-        self.entry = entry
-        self.lost = False
-        self.epoch = ""
-        self.heard_at = now
-        self.load: Load | None = None
-        self.started: Started | None = None
-        self.tickets: set[Ticket] = set()
+HEAT_S = 60.0  # the work sent to a replica is forgotten with this time constant
 
 
 class LoadBook:
-    """`clock` is monotonic. Not safe for threads; each router process has its own."""
+    """`clock` is monotonic. Not safe for threads: each router process has its own.
 
-    def __init__(self, clock: Callable[[], float]) -> None:
-        self.clock = clock
+    routers: how many serve the same replicas. Between two Load lines each is blind to the others' requests,
+    so it counts its own once for every router: several routers do not fill the same replica.
+    """
+
+    def __init__(self, clock: Callable[[], float], routers: int = 1) -> None:
+        self.clock, self.routers = clock, routers
         self.generation = -1
         self.rows: dict[str, Row] = {}
-        self.models: dict[str, ModelEntry] = {}
+        self.models: dict[str, ModelEntry] = {}  # by name, alias and adapter
+        self._columns: dict[str, ModelColumns] = {}
+        self._costs: dict[tuple[str, str], StepCost] = {}
         self._open: set[Ticket] = set()
+        self._turns = 0
+        self._heat_from = clock()
 
     def set_table(self, table: Table) -> bool:
         """Takes a table over. False: it is older than the one known, and ignored."""
@@ -54,9 +45,19 @@ class LoadBook:
         self.models = {name: one for one in table.models for name in (one.name, *one.aliases, *one.adapters)}
         rows: dict[str, Row] = {}
         for entry in table.replicas:
-            row = rows[entry.id] = self.rows.get(entry.id) or Row(entry, now)
+            row = self.rows.get(entry.id)
+            if row is None:
+                cost = self._costs.setdefault((entry.model, entry.pool), StepCost())
+                row = Row(entry, cost, now)
+                row.heat = self._mean_heat(entry.model)
+            elif row.entry.epoch != entry.epoch and row.epoch != entry.epoch:
+                row.lost = False  # a new process; its feed is not read yet
             row.entry = entry
+            rows[entry.id] = row
+        for name in self.rows.keys() - rows.keys():
+            self.rows[name].index = -1
         self.rows = rows
+        self._arrange()
         return True
 
     def hear(self, replica_id: str, line: FeedLine) -> None:
@@ -64,36 +65,58 @@ class LoadBook:
         row = self.rows.get(replica_id)
         if row is None:
             return
-        if isinstance(line, Started):
-            row.started, row.epoch, row.lost = line, line.epoch, False
-            row.heard_at = self.clock()
-        elif isinstance(line, Load):
-            row.load, row.heard_at = line, self.clock()
+        if isinstance(line, Load):
+            adapters = row.load.adapters if row.load is not None else ()
+            changed = row.hear(line, self.clock())
+            columns = self._columns[row.entry.model]
+            columns.output_tokens = row.cost.output_tokens
+            if line.adapters != adapters:
+                columns.adapters_version += 1
+            if changed:
+                self._write_costs(row)
+        elif isinstance(line, Started):
+            row.start(line, self.clock())
+        else:
+            return
+        self._write(row)
 
     def lost(self, replica_id: str) -> None:
-        """No request goes there until its feed starts again (Started)."""
-        if replica_id in self.rows:
-            self.rows[replica_id].lost = True
+        """No request goes there until its feed starts again (Started) or the table names another process."""
+        row = self.rows.get(replica_id)
+        if row is not None:
+            row.lost = True
+            self._write(row)
 
     def charge(self, replica_id: str, prompt: PromptView, matched_blocks: int = 0) -> Ticket:
-        """Call it before the request is sent, in the same turn of the loop as `choose`."""
-        row = self.rows[replica_id]
-        ticket = Ticket(replica_id, row.entry.model, prompt.uncached_tokens(matched_blocks), self.clock())
-        row.tickets.add(ticket)
+        """Call it before the request is sent, with nothing between it and `choose`."""
+        row, now = self.rows[replica_id], self.clock()
+        ticket = Ticket(row, prompt, matched_blocks, now)
+        if prompt.adapter and not row.has_adapter(prompt.adapter):
+            self._columns[row.entry.model].adapters_version += 1
+        row.charge(ticket)
         self._open.add(ticket)
+        self._turns += 1
+        row.turn = self._turns
+        row.heat += self._heat_now(now) * (ticket.tokens + (prompt.output_tokens or row.cost.output_tokens))
+        self._write(row)
         return ticket
 
     def first_token(self, ticket: Ticket) -> None:
-        """The prompt is computed: its tokens are no longer queued. Optional; makes the estimate better."""
+        """The prompt is computed: its tokens wait no longer. Optional; it makes the estimate better."""
+        ticket.row.computed(ticket)
+        self._write(ticket.row)
 
     def discharge(self, ticket: Ticket) -> None:
         """The answer has ended or failed. A second call does nothing."""
         if not ticket.open:
             return
         ticket.open = False
-        self._open.discard(ticket)
-        if ticket.replica_id in self.rows:
-            self.rows[ticket.replica_id].tickets.discard(ticket)
+        self._open.remove(ticket)
+        row = ticket.row
+        row.discharge(ticket)
+        if ticket.adapter and row.index >= 0 and not row.has_adapter(ticket.adapter):
+            self._columns[row.entry.model].adapters_version += 1
+        self._write(row)
 
     def in_flight(self, model: str = "", replica_id: str = "") -> int:
         """Open tickets, of this router alone."""
@@ -104,11 +127,64 @@ class LoadBook:
 
     def candidates(self, model: str) -> int:
         """Replicas of a model that may take requests, saturated ones included. 0: the model is cold."""
-        entry = self.models.get(model)
-        return 0 if entry is None else sum(self._is_open(row, entry.name) for row in self.rows.values())
+        columns = self.columns(model)
+        return int(columns.field(Field.OPEN).sum()) if columns is not None else 0
 
-    def _is_open(self, row: Row, model: str) -> bool:
-        fed = row.load is None or row.load.state == "ready"
-        agrees = not row.epoch or not row.entry.epoch or row.epoch == row.entry.epoch
-        in_service = row.entry.state in ("ready", "ramping") and row.entry.weight > 0
-        return row.entry.model == model and in_service and fed and agrees and not row.lost
+    def columns(self, model: str) -> ModelColumns | None:
+        """The replicas of a model, given by its name, an alias or an adapter."""
+        entry = self.models.get(model)
+        return self._columns.get(entry.name) if entry is not None else None
+
+    def row_at(self, columns: ModelColumns, index: int) -> Row:
+        return self.rows[columns.names[index]]
+
+    def heat_scale(self, now: float) -> float:
+        """What Field.HEAT is multiplied by to have tokens."""
+        return math.exp((self._heat_from - now) / HEAT_S)
+
+    def _heat_now(self, now: float) -> float:
+        """Older work decays because newer work is written larger."""
+        if now - self._heat_from > 100 * HEAT_S:
+            scale = self.heat_scale(now)
+            for row in self.rows.values():
+                row.heat *= scale
+            self._heat_from = now
+            for columns in self._columns.values():
+                columns.values[Field.HEAT] *= scale
+        return 1.0 / self.heat_scale(now)
+
+    def _mean_heat(self, model: str) -> float:
+        columns = self._columns.get(model)
+        return float(columns.field(Field.HEAT).mean()) if columns is not None and len(columns) else 0.0
+
+    def _arrange(self) -> None:
+        """Columns for the rows, in the table's order."""
+        by_model: dict[str, list[Row]] = {}
+        for row in self.rows.values():
+            by_model.setdefault(row.entry.model, []).append(row)
+        for model in self._columns.keys() - by_model.keys():
+            del self._columns[model]
+        for model, rows in by_model.items():
+            columns = self._columns.setdefault(model, ModelColumns())
+            entries = [row.entry for row in rows]
+            columns.reshape(
+                [one.id for one in entries],
+                [one.weight for one in entries],
+                [one.version for one in entries],
+                [one.region for one in entries],
+                [row.hash for row in rows],
+            )
+            for index, row in enumerate(rows):
+                row.index = index
+                self._write(row)
+
+    def _write(self, row: Row) -> None:
+        if row.index >= 0:
+            column, room = row.column(self.routers), row.room(self.routers)
+            self._columns[row.entry.model].write(row.index, column, room)
+
+    def _write_costs(self, row: Row) -> None:
+        columns = self._columns[row.entry.model]
+        for name in columns.names:
+            if self.rows[name].cost is row.cost:
+                self._write(self.rows[name])

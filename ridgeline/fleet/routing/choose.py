@@ -1,21 +1,47 @@
-"""choose(): the replica that answers a request. It changes nothing: the caller charges the choice."""
+"""choose(): the replica that answers a request. It changes nothing: the caller charges the choice.
+
+First the candidates: ready or ramping, heard of lately, not saturated, within the ramp, in an allowed
+region, of the version that is drawn by weight. Then the policy's cost, in seconds; the lowest wins; near
+equals draw lots.
+
+The default's cost of a replica, for a prompt of U tokens of which S are in its cache:
+
+    token_s · (queued + U − S / (1 + excess))           until the first token
+    + output · running_s · 2 · max(requests, KV share · max_running)    while it answers
+    + an adapter to load + another region + silence + work of the last minute − the session's own replica
+
+Why it is not worse than round-robin at light load: a prefix is worth only the tokens that it saves, while
+every request that already runs there has the price by which it slows this one and this one slows it (the
+factor 2). Replicas above the mean load get less credit for a prefix (excess), so a prefix that many prompts
+share is soon copied to idle replicas instead of making one of them hot; and when no request overlaps
+another, the work of the last minute does the same for short prefixes.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Collection
 from dataclasses import dataclass
 from random import Random
+from zlib import crc32
 
-from ridgeline.fleet.routing.book import LoadBook, Row
+import numpy as np
+import numpy.typing as npt
+
+from ridgeline.fleet.routing.book import LoadBook
+from ridgeline.fleet.routing.columns import Field, Flags, Floats, ModelColumns
 from ridgeline.fleet.routing.policy import Policy
-from ridgeline.fleet.routing.prefixes import PrefixMap
+from ridgeline.fleet.routing.prefixes import Counts, PrefixMap
 from ridgeline.fleet.routing.prompt import PromptView
+
+_MIX = np.uint64(0x9E3779B97F4A7C15)
+_FIRST_S = 1e6  # outweighs every load
+_HEAT_FLOOR = 4096.0  # tokens: differences between replicas that have done little do not count
 
 
 @dataclass(frozen=True, slots=True)
 class Choice:
     replica_id: str
-    reason: str  # for logs and the response header: "prefix", "least-loaded", …
+    reason: str  # for logs and headers: prefix, adapter, session, turn, load
     predicted_wait_s: float  # until the first token
     matched_blocks: int
 
@@ -34,28 +60,191 @@ def choose(
     The caller charges the choice at once: `book.charge(choice.replica_id, prompt, choice.matched_blocks)` and
     `prefixes.routed(choice.replica_id, prompt.blocks, now)`.
     """
-    entry = book.models.get(prompt.model)
-    if entry is None:
+    columns = book.columns(prompt.model)
+    if columns is None or not len(columns):
         return None
-    matched = prefixes.matches(prompt.blocks, now)
-    best: tuple[float, float, str] | None = None
-    for row in book.rows.values():
-        if not book._is_open(row, entry.name) or row.entry.id in exclude or _is_full(row, policy):
-            continue
-        hit = matched.get(row.entry.id, 0)
-        cost = (_in_flight(row) * 256 + prompt.uncached_tokens(hit), rng.random(), row.entry.id)
-        best = cost if best is None else min(best, cost)
-    if best is None:
+    may = _candidates(columns, prompt, policy, now, exclude)
+    if not np.logical_or.reduce(may):
         return None
-    hit = matched.get(best[2], 0)
-    return Choice(best[2], "prefix" if hit else "least-loaded", best[0] / 2000, hit)
+    if columns.is_split():
+        may = _draw_version(columns, may, prompt.session, rng)
+    matched = _matched(columns, prefixes, prompt, now)
+    cost, tie = _cost(book, columns, prompt, policy, now, matched)
+    np.putmask(cost, ~may, np.inf)
+    (ties,) = (cost <= np.minimum.reduce(cost) + tie).nonzero()
+    index = int(ties[0] if len(ties) == 1 else ties[int(rng.random() * len(ties))])
+    hit = int(matched[index]) if matched is not None else 0
+    reason = _reason(book, columns, prompt, policy, index, hit)
+    return Choice(columns.names[index], reason, _predicted_wait_s(book, columns, prompt, index, hit), hit)
 
 
-def _in_flight(row: Row) -> int:
-    told = row.load.running + row.load.waiting if row.load else 0
-    return max(told, len(row.tickets))
+def _candidates(
+    columns: ModelColumns, prompt: PromptView, policy: Policy, now: float, exclude: Collection[str]
+) -> Flags:
+    may = columns.field(Field.OPEN) > 0
+    for name in exclude:
+        if name in columns.names:
+            may[columns.names.index(name)] = False
+    if prompt.allowed_regions:
+        may &= columns.allowed(tuple(prompt.allowed_regions))
+    heard = columns.field(Field.HEARD)
+    if np.minimum.reduce(heard) < now - policy.silent_s:
+        heard_lately = may & (heard >= now - policy.silent_s)
+        if heard_lately.any():
+            may = heard_lately
+    if columns.room:
+        _apply_ramps(columns, may)
+    requests = columns.field(Field.REQUESTS)
+    may &= requests < columns.limits(policy.queue_share)
+    may &= columns.field(Field.KV) < policy.kv_full
+    backlog_s = columns.field(Field.BACKLOG_S)
+    if np.maximum.reduce(backlog_s) > policy.queue_s:
+        may &= (backlog_s <= policy.queue_s) | (requests < 1)
+    return may
 
 
-def _is_full(row: Row, policy: Policy) -> bool:
-    most = row.started.max_running if row.started else 16
-    return _in_flight(row) >= most + max(1, int(most * policy.queue_share))
+def _apply_ramps(columns: ModelColumns, may: Flags) -> None:
+    """A ramp keeps requests for proven peers; where there are none, it keeps nothing."""
+    ramping = [index for index in columns.room if may[index]]
+    if len(ramping) < int(may.sum()):
+        shared = columns.field(Field.SHARED)
+        for index in ramping:
+            may[index] = shared[index] < columns.room[index]
+
+
+def _draw_version(columns: ModelColumns, may: Flags, session: str, rng: Random) -> Flags:
+    """The candidates of one version, drawn by its replicas' weights. A session keeps its version."""
+    _, codes, weights = columns.shares()
+    shares = np.bincount(codes[may], weights[may])
+    chance = crc32(session.encode()) / 2**32 if session else rng.random()
+    drawn = int(np.searchsorted(np.cumsum(shares), chance * shares.sum(), side="right"))
+    of_version: Flags = codes == drawn
+    return may & of_version
+
+
+def _matched(columns: ModelColumns, prefixes: PrefixMap, prompt: PromptView, now: float) -> Counts | None:
+    """Blocks of the prompt in each replica's cache; None: in no replica's."""
+    counts = prefixes.counts(prompt.blocks, now) if prompt.blocks else None
+    if counts is None:
+        return None
+    return counts[columns.slots(prefixes)]
+
+
+def _cost(
+    book: LoadBook,
+    columns: ModelColumns,
+    prompt: PromptView,
+    policy: Policy,
+    now: float,
+    matched: Counts | None,
+) -> tuple[Floats, float]:
+    """The cost of each replica in seconds, and the difference that is none."""
+    name = policy.name
+    if name == "round-robin":
+        return columns.field(Field.TURN).copy(), 0.0  # the replica that was chosen the longest time ago
+    if name == "sticky" and prompt.session:
+        return -_affinity(columns, prompt.session).astype(np.float64), 0.0
+    tokens = columns.field(Field.TOKENS) + prompt.tokens
+    if name == "default":
+        if matched is not None:
+            tokens -= _credit(columns, prompt, matched)
+        if policy.heat_tokens:
+            tokens += _heat(book, columns, policy, now)
+        if prompt.session:
+            tokens[_own(columns, prompt.session)] -= policy.sticky_tokens
+    token_s = columns.field(Field.TOKEN_S)
+    cost = tokens * token_s + columns.field(Field.DRAG_S) * (prompt.output_tokens or columns.output_tokens)
+    silent_from = now - policy.stale_s
+    heard = columns.field(Field.HEARD)
+    if np.minimum.reduce(heard) < silent_from:
+        cost += np.maximum(silent_from - heard, 0.0) + (heard < silent_from)
+    if name == "default":
+        if prompt.adapter:
+            cost += policy.adapter_load_s * _lacks_adapter(book, columns, prompt.adapter)
+        away = columns.is_away(prompt.region) if prompt.region else None
+        if away is not None:
+            cost += policy.region_s * away
+    elif name == "prefix" and matched is not None:
+        cost -= _FIRST_S * matched  # the longest match, whatever the load
+    elif name == "lora" and prompt.adapter:
+        cost += _FIRST_S * _lacks_adapter(book, columns, prompt.adapter)
+    return cost, policy.tie_share * float(token_s[0]) * max(prompt.tokens, 16)
+
+
+def _credit(columns: ModelColumns, prompt: PromptView, matched: Counts) -> Counts:
+    """Tokens that each replica's cache saves; fewer where more requests are than at the others."""
+    shared = columns.field(Field.SHARED)
+    mean = _mean(columns, shared)
+    excess = np.maximum(shared - mean, 0.0)
+    excess *= 1.0 / (1.0 + mean / 4.0)
+    excess += 1.0
+    credit = matched * np.float32(prompt.tokens_per_block)
+    credit /= excess.astype(np.float32)
+    return credit
+
+
+def _heat(book: LoadBook, columns: ModelColumns, policy: Policy, now: float) -> Floats:
+    """The price of the last minute's work, in tokens: negative below the mean."""
+    scale, heat = book.heat_scale(now), columns.field(Field.HEAT)
+    mean = scale * _mean(columns, heat)
+    price: Floats = heat * (scale / (mean + _HEAT_FLOOR))
+    price -= mean / (mean + _HEAT_FLOOR)
+    np.minimum(price, 4.0, out=price)
+    price *= policy.heat_tokens
+    return price
+
+
+def _mean(columns: ModelColumns, values: Floats) -> float:
+    """Over the replicas that take requests."""
+    is_open = columns.field(Field.OPEN)
+    return float(values @ is_open) / max(float(is_open @ is_open), 1.0)
+
+
+def _lacks_adapter(book: LoadBook, columns: ModelColumns, adapter: str) -> Floats:
+    def made() -> Floats:
+        return np.array([float(not book.rows[name].has_adapter(adapter)) for name in columns.names])
+
+    return columns.cached(("adapter", adapter), columns.adapters_version, made)
+
+
+def _affinity(columns: ModelColumns, session: str) -> npt.NDArray[np.uint64]:
+    """Rendezvous hashing: routers agree without words, and a lost replica moves only its own sessions."""
+    name = session.encode()
+    mixed = columns.hashes ^ np.uint64(crc32(name) << 32 | crc32(name[::-1]))
+    mixed *= _MIX
+    return mixed
+
+
+def _own(columns: ModelColumns, session: str) -> int:
+    """The session's own replica."""
+    return int(_affinity(columns, session).argmax())
+
+
+def _reason(
+    book: LoadBook, columns: ModelColumns, prompt: PromptView, policy: Policy, index: int, hit: int
+) -> str:
+    if policy.name == "round-robin":
+        return "turn"
+    if policy.name == "sticky" and prompt.session:
+        return "session"
+    if policy.name in ("default", "prefix") and hit:
+        return "prefix"
+    if policy.name in ("default", "lora") and prompt.adapter:
+        row = book.row_at(columns, index)
+        if row.has_adapter(prompt.adapter):
+            return "adapter"
+    return "load"
+
+
+def _predicted_wait_s(
+    book: LoadBook, columns: ModelColumns, prompt: PromptView, index: int, hit: int
+) -> float:
+    """Seconds until the first token: the prompts before it, and a free slot."""
+    values = columns.values[:, index]
+    cost = book.row_at(columns, index).cost
+    wait = float(values[Field.TOKEN_S]) * (float(values[Field.TOKENS]) + prompt.uncached_tokens(hit))
+    over = float(values[Field.REQUESTS]) - float(values[Field.MOST]) + 1
+    if over > 0:
+        step_s = cost.step_s + cost.running_s * float(values[Field.MOST])
+        wait += over * cost.output_tokens * step_s / float(values[Field.MOST])
+    return wait

@@ -1,0 +1,69 @@
+"""StepCost: what a replica's work costs in seconds, learned from its Load lines.
+
+Between two lines of a busy replica: seconds = step · steps + running · (requests that ran, over the steps) +
+token · (prompt tokens computed). A least-squares fit with forgetting; while little is known, the three keep
+the proportions of PRIOR. Replicas of one model in one pool share a StepCost: they are the same machine.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from ridgeline.replica.messages import Load
+
+DEFAULT_TOKEN_S = 1 / 2000
+PRIOR = (50.0, 2.0, 1.0)  # a step and a running request, in prompt tokens
+_LEAST_LINES = 8
+_SOLVE_EVERY = 16
+_FORGET = 0.998
+_PRIOR_SHARE = 0.002
+_LONGEST_S = 2.0
+
+
+class StepCost:
+    def __init__(self) -> None:
+        self.token_s = DEFAULT_TOKEN_S
+        self.running_s = PRIOR[1] * DEFAULT_TOKEN_S
+        self.step_s = PRIOR[0] * DEFAULT_TOKEN_S
+        self.output_tokens = 128.0  # of an answer, the mean
+        self.learned = False
+        self._lines = 0
+        self._products = [0.0] * 9  # ss sr st rr rt tt, and s, r, t times seconds
+
+    def hear(self, before: Load, now: Load, seconds: float) -> bool:
+        """Two lines of one replica, one after the other. True: the costs have changed."""
+        ended = now.ended - before.ended
+        if ended > 0:
+            mean = max((now.output_tokens - before.output_tokens) / ended, 1.0)
+            self.output_tokens += min(0.02 * ended, 0.5) * (mean - self.output_tokens)
+        steps = now.steps - before.steps
+        busy = before.running + before.waiting > 0 and now.running + now.waiting > 0
+        if not busy or steps <= 0 or not 0 < seconds <= _LONGEST_S:
+            return False
+        computed = (now.prompt_tokens - before.prompt_tokens) - (now.prefix_hits - before.prefix_hits)
+        running = steps * (before.running + now.running) / 2
+        s, r, t = float(steps), running, float(max(computed, 0))
+        rows = (s * s, s * r, s * t, r * r, r * t, t * t, s * seconds, r * seconds, t * seconds)
+        self._products = [_FORGET * old + new for old, new in zip(self._products, rows, strict=True)]
+        self._lines += 1
+        return (self._lines == _LEAST_LINES or self._lines % _SOLVE_EVERY == 0) and self._solve()
+
+    def _solve(self) -> bool:
+        ss, sr, st, rr, rt, tt, sy, ry, ty = self._products
+        squares = np.array([[ss, sr, st], [sr, rr, rt], [st, rt, tt]])
+        # Two equations without a scale of their own: PRIOR holds where the lines do not tell the costs apart.
+        for weight, prior in ((ss, (1.0, 0.0, -PRIOR[0])), (rr, (0.0, 1.0, -PRIOR[1]))):
+            squares += (_PRIOR_SHARE * weight + 1.0) * np.outer(prior, prior)
+        try:
+            found = np.linalg.solve(squares, np.array([sy, ry, ty]))
+        except np.linalg.LinAlgError:
+            return False
+        step_s, running_s, token_s = (float(one) for one in found)
+        if not np.isfinite(found).all() or token_s <= 0:
+            return False
+        self.token_s = token_s
+        self.step_s = max(step_s, 0.0)
+        # Neither free nor dearer than computing this number of prompt tokens anew.
+        self.running_s = min(max(running_s, 0.25 * token_s), 64 * token_s)
+        self.learned = True
+        return True
