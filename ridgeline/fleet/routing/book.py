@@ -16,6 +16,8 @@ from ridgeline.fleet.routing.row import Row, Ticket
 from ridgeline.fleet.routing.step_cost import StepCost
 from ridgeline.replica.messages import FeedLine, Load, Started
 
+__all__ = ["LoadBook", "Ticket"]
+
 HEAT_S = 60.0  # the work sent to a replica is forgotten with this time constant
 
 
