@@ -13,7 +13,7 @@ CMAKE  = $(BIN)/cmake -G Ninja -DCMAKE_MAKE_PROGRAM=$(abspath $(BIN))/ninja --lo
 PIP    = $(BIN)/pip install --constraint constraints.txt
 STAGE  = @$(PYTHON) tools/stage.py
 
-.PHONY: serve configure native wheel test test-isa test-native test-slow test-gpu lint format bench docs clean help
+.PHONY: serve configure native wheel test test-isa test-native test-slow test-gpu lint format proto bench docs clean help
 
 help:            ## list the verbs
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -116,6 +116,9 @@ lint: $(VENV)/.dev          ## formatting, lint, layers, types
 	$(BIN)/ruff check ridgeline tests benchmarks examples docs/site tools
 	$(BIN)/lint-imports
 	$(BIN)/mypy
+
+proto: $(VENV)/.dev         ## write the gRPC messages and stubs from inference.proto
+	$(BIN)/python -m grpc_tools.protoc -I. --python_out=. --pyi_out=. --grpc_python_out=. ridgeline/web/grpc/v1/inference.proto
 
 format: $(VENV)/.dev        ## rewrite the code in the project's format
 	$(BIN)/ruff format ridgeline tests benchmarks examples docs/site tools

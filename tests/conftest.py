@@ -84,6 +84,7 @@ class LiveServer:
     base_url: str
     process: subprocess.Popen[bytes]
     log: Path
+    grpc_port: int = 0
 
     @property
     def pid(self) -> int:
@@ -97,7 +98,7 @@ def live_server(smollm2_path: Path, tmp_path_factory: pytest.TempPathFactory) ->
     Deterministic: tests compare answers that were computed in other batches, or found in the cache.
     """
     log = tmp_path_factory.mktemp("live_server") / "server.log"
-    server = start_server(log, "--deterministic")
+    server = start_server(log, "--deterministic", grpc_port=free_port())
     try:
         await_ready(server)
         yield server
@@ -109,7 +110,9 @@ def live_server(smollm2_path: Path, tmp_path_factory: pytest.TempPathFactory) ->
             server.process.wait()
 
 
-def start_server(log: Path, *flags: str, models: tuple[str, ...] = ("smollm2-135m",)) -> LiveServer:
+def start_server(
+    log: Path, *flags: str, models: tuple[str, ...] = ("smollm2-135m",), grpc_port: int = 0
+) -> LiveServer:
     """Start `ridgeline serve` with these models on a free loopback port; the caller waits and stops it."""
     port = free_port()
     command = [
@@ -120,11 +123,12 @@ def start_server(log: Path, *flags: str, models: tuple[str, ...] = ("smollm2-135
         *models,
         "--port",
         str(port),
+        *(("--grpc-port", str(grpc_port)) if grpc_port else ()),
         *flags,
     ]
     with log.open("wb") as out:
         process = subprocess.Popen(command, stdout=out, stderr=subprocess.STDOUT)
-    return LiveServer(f"http://127.0.0.1:{port}", process, log)
+    return LiveServer(f"http://127.0.0.1:{port}", process, log, grpc_port)
 
 
 def await_ready(server: LiveServer, timeout_s: float = READY_TIMEOUT_S) -> None:

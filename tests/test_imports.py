@@ -18,6 +18,7 @@ FRONT_PACKAGES = (
     "huggingface_hub",
     "httptools",
     "uvloop",
+    "grpc",
 )
 TORCH_PACKAGES = ("torch", "transformers")
 # With FRONT_PACKAGES, what the in-process engine must do without.
@@ -230,7 +231,7 @@ async def test_an_engine_process_that_has_answered_has_no_torch_in_it(smollm2_pa
 def test_a_server_imports_the_http_stack_only_after_its_engine_was_started():
     """The two load side by side; whatever `server.process.main` imports first delays the engine."""
     early = run("import sys, ridgeline.server.process.main; print(*sys.modules)").split()
-    late = {"uvicorn", "starlette", "tokenizers", "jinja2", "numpy", "prometheus_client", "msgspec"}
+    late = {"uvicorn", "starlette", "tokenizers", "jinja2", "numpy", "prometheus_client", "msgspec", "grpc"}
     assert late.isdisjoint(early)
 
 
@@ -248,6 +249,8 @@ def test_the_gateway_imports_nothing_of_the_server_nor_what_few_gateways_need(mo
         "opentelemetry",
         "genai_prices",
         "phonenumbers",
+        "grpc",
+        "google.protobuf",
     }
     assert imported.isdisjoint({*TORCH_PACKAGES, *layers, *seldom})
 

@@ -16,6 +16,9 @@ DAY_S = 86_400
 class GatewayConfig:
     host: str = option("127.0.0.1", "address to listen on; 0.0.0.0 for every interface")
     port: int = option(8080, "port to listen on; 0 picks a free one")
+    grpc_port: int | None = option(
+        None, "also serve gRPC, on this port; 0 picks a free one; needs ridgeline[grpc]; default: off"
+    )
     ssl_certfile: Path | None = option(
         None, "PEM file of the certificate and its chain, to serve https; reloaded when it changes"
     )
@@ -72,7 +75,7 @@ class GatewayConfig:
     log_format: Literal["auto", "text", "json"] = option("auto", "auto: text on a terminal, JSON elsewhere")
 
     def __post_init__(self) -> None:
-        check_range(self, "[gateway]", 0, 65_535, "port")
+        check_range(self, "[gateway]", 0, 65_535, "port", "grpc_port")
         check_range(self, "[gateway]", 1, 256, "workers")
         check_range(self, "[gateway]", 1, GIGABYTE, "max_body_bytes", "max_answer_bytes", "max_head_bytes")
         held = ("max_held_bytes", "max_held_bytes_per_key")

@@ -14,6 +14,9 @@ from ridgeline.server.effort import effort_budgets
 class ServerConfig:
     host: str = option("127.0.0.1", "address to listen on; 0.0.0.0 for every interface")
     port: int = option(8000, "port to listen on; 0 picks a free one")
+    grpc_port: int | None = option(
+        None, "also serve gRPC, on this port; 0 picks a free one; needs ridgeline[grpc]; default: off"
+    )
     ssl_certfile: Path | None = option(
         None, "PEM file of the certificate, with its chain, to serve https; read again when it changes"
     )

@@ -11,10 +11,10 @@ import asyncio
 import http
 import json
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any
+from typing import Any, Protocol
 
 from uvicorn._types import ASGI3Application
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
@@ -25,6 +25,30 @@ MAX_HEADERS = 100
 CONNECTION = "ridgeline.connection"  # key in the ASGI scope
 WRITE_BUFFER_BYTES = 64 << 10  # over TLS the default is 8 times as much, which would hide a slow client
 LINGER_S = 10.0  # seconds for the rest of a body that was answered before it had arrived
+
+
+class Flow(Protocol):
+    """What an app asks of the flow control of its client's connection."""
+
+    @property
+    def read_paused(self) -> bool: ...
+
+    @property
+    def write_paused(self) -> bool: ...
+
+    def resume_reading(self) -> None: ...
+
+
+class ClientConnection(Protocol):
+    """What an app finds under CONNECTION: an HTTP connection, or an RPC (`web.grpc.app_call`)."""
+
+    when_gone: Callable[[], None] | None  # set by the app for the request it is answering
+
+    @property
+    def flow(self) -> Flow: ...
+
+    @property
+    def pipeline(self) -> Collection[Any]: ...
 
 
 @dataclass(slots=True)

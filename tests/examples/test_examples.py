@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import signal
@@ -23,7 +24,9 @@ TIMEOUT_S = 300.0
 def server(smollm2_path: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[LiveServer]:
     directory = tmp_path_factory.mktemp("examples")
     flags = ["--kv-tokens", "4096", "--state-dir", str(directory / "state")]
-    started = start_server(directory / "server.log", *flags, models=("smollm2-135m", "all-minilm-l6-v2"))
+    started = start_server(
+        directory / "server.log", *flags, models=("smollm2-135m", "all-minilm-l6-v2"), grpc_port=free_port()
+    )
     try:
         await_ready(started)
         yield started
@@ -67,6 +70,20 @@ def test_chat_prints_a_whole_and_a_streamed_answer(server: LiveServer) -> None:
     assert "4" in whole
     assert re.fullmatch(r"\[37 tokens in, \d+ out\]", usage)
     assert "Red" in "".join(streamed)
+
+
+def test_grpc_client_shows_the_port_and_calls_any_method(server: LiveServer) -> None:
+    address = f"127.0.0.1:{server.grpc_port}"
+    services, health, *chat = run_example("grpc_client.py", RIDGELINE_GRPC=address).splitlines()
+    assert "ridgeline.v1.Inference" in services
+    assert health == "health: SERVING"
+    assert "Red" in "".join(chat)
+    request = '{"prompt": "The capital of France is", "maxTokens": 3, "temperature": 0}'
+    method = "ridgeline.v1.Inference/GenerateWhole"
+    out = run_example("grpc_client.py", method, request, RIDGELINE_GRPC=address)
+    assert json.loads(out)["choices"][0]["text"].startswith(" Paris")
+    embed = ("ridgeline.v1.Inference/Embed", '{"texts": ["a", "b"]}')
+    assert len(json.loads(run_example("grpc_client.py", *embed, RIDGELINE_GRPC=address))["embeddings"]) == 2
 
 
 def test_tool_call_prints_a_call_that_matches_its_schema(server: LiveServer) -> None:

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from tests.conftest import STOP_TIMEOUT_S, await_ready, start_server
+from tests.conftest import STOP_TIMEOUT_S, await_ready, free_port, start_server
 from tests.server.stage import Stage
 
 
@@ -26,6 +26,7 @@ class VectorServer:
     base_url: str
     cross_encoder: str
     reference: Any
+    grpc_port: int
 
 
 @pytest.fixture(scope="session")
@@ -37,10 +38,10 @@ def vector_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[VectorSe
     folder: Path = tmp_path_factory.mktemp("cross") / "tiny-cross"
     reference = save_cross_encoder(folder)
     log = tmp_path_factory.mktemp("vector_server") / "server.log"
-    server = start_server(log, models=("all-minilm-l6-v2", str(folder)))
+    server = start_server(log, models=("all-minilm-l6-v2", str(folder)), grpc_port=free_port())
     try:
         await_ready(server)
-        yield VectorServer(server.base_url, "tiny-cross", reference)
+        yield VectorServer(server.base_url, "tiny-cross", reference, server.grpc_port)
         server.process.send_signal(signal.SIGTERM)
         assert server.process.wait(STOP_TIMEOUT_S) == 0, f"not a clean stop:\n{log.read_text()}"
     finally:

@@ -26,7 +26,7 @@ from ridgeline.gateway.pipeline.endpoints import Place
 from ridgeline.gateway.tenants.keys import Key, Team
 from ridgeline.gateway.upstreams.opened import Attempt, Opened
 from ridgeline.gateway.upstreams.outgoing import Target
-from ridgeline.web.connection import CONNECTION, BoundedConnection
+from ridgeline.web.connection import CONNECTION, ClientConnection
 
 Scope = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
@@ -135,7 +135,7 @@ class RequestState:
         assert task is not None
         self.task = task
         # Our own listener reports a disconnected client at once, without a waiting task.
-        self.connection: BoundedConnection = scope[CONNECTION]
+        self.connection: ClientConnection = scope[CONNECTION]
         self.connection.when_gone = self.client_is_gone
 
     @property

@@ -21,6 +21,7 @@ import msgspec
 from ridgeline.gateway.errors import BadRequest, GatewayError, Unavailable
 from ridgeline.gateway.objects.spool import remove_stale_uploads
 from ridgeline.gateway.observe.metrics import merged
+from ridgeline.gateway.process.rpc import held_grpc_port
 from ridgeline.gateway.process.worker_process import WorkerProcess, WorkerRefused
 from ridgeline.gateway.settings import GatewaySettings
 from ridgeline.options import OptionError
@@ -49,7 +50,10 @@ def run(settings: GatewaySettings, reread: Callable[[], GatewaySettings]) -> int
                 path.unlink(missing_ok=True)
         remove_stale_uploads(state_dir)
         listener = _bind(gateway.host, gateway.port, "[gateway]")
-        with announced("gateway", _url(settings, listener), _names(settings)) as set_state:
+        with (
+            held_grpc_port(settings, reread) as (settings, reread),
+            announced("gateway", _url(settings, listener), _names(settings)) as set_state,
+        ):
             serving = Supervisor(settings, reread, listener, set_state).run()
             if sys.platform != "win32":
                 import uvloop
@@ -225,7 +229,7 @@ class Supervisor:
             settings = self._reread()
         except OptionError as error:
             raise BadRequest(str(error), code="invalid_configuration") from None
-        fixed = ("host", "port", "workers", "state_dir")
+        fixed = ("host", "port", "grpc_port", "workers", "state_dir")
         changed = [n for n in fixed if getattr(settings.gateway, n) != getattr(self._settings.gateway, n)]
         if changed or settings.admin != self._settings.admin or settings.store != self._settings.store:
             what = ", ".join([f"[gateway] {name}" for name in changed] or ["[admin] or [store]"])
@@ -266,7 +270,9 @@ class Supervisor:
     def _say_ready(self, admin: Any) -> None:
         url, models = _url(self._settings, self._listener), _names(self._settings)
         lines = f"{self._started_lines(admin)}\nserving on {url}"
-        logs.say(lines, "serving", version=__version__, url=url, admin_url=admin.url, models=models)
+        port = self._settings.gateway.grpc_port
+        told = {} if port is None else {"grpc_port": port}
+        logs.say(lines, "serving", version=__version__, url=url, admin_url=admin.url, models=models, **told)
 
     def _started_lines(self, admin: Any) -> str:
         gateway = self._settings.gateway
@@ -281,6 +287,8 @@ class Supervisor:
             + "".join(f", {route.name} (route)" for route in self._settings.routes),
             f"  admin {admin.url} · key in {admin.key_path}",
         ]
+        if gateway.grpc_port is not None:
+            lines.append(f"  gRPC on port {gateway.grpc_port}")
         if not gateway.require_keys:
             lines.append("  keys are not required: any process on this machine may send requests")
         return "\n".join(lines)

@@ -23,6 +23,7 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from ridgeline.gateway.accounting.errors import LedgerError
 from ridgeline.gateway.errors import shutting_down
@@ -31,6 +32,7 @@ from ridgeline.gateway.pipeline.app import Gateway
 from ridgeline.gateway.process.assembly import Assembly
 from ridgeline.gateway.process.connection_limits import connection_limits
 from ridgeline.gateway.process.internal import InternalApp, internal_path, limits_path
+from ridgeline.gateway.process.rpc import grpc_server
 from ridgeline.gateway.settings import GatewaySettings, from_json
 from ridgeline.gateway.tenants.errors import StoreError
 from ridgeline.options import OptionError
@@ -39,12 +41,16 @@ from ridgeline.web.connection import ConnectionLimits
 from ridgeline.web.listener import HttpServer
 from ridgeline.web.tls import certificate
 
+if TYPE_CHECKING:
+    from ridgeline.web.grpc.listener import GrpcServer
+
 log = logging.getLogger("ridgeline.gateway")
 
 POLL_S = 0.02
 IDLE_S = 1.0  # an idle connection stays open for this time when the gateway stops …
 REPLACED_IDLE_S = 5.0  # … and when another worker has replaced this one
 LAST_WORDS_S = 5.0  # for streams that are ended to send their error event
+LAST_RPCS_S = 1.0  # for RPCs to end after their requests
 LAST_ROWS_S = 10.0  # for the ledger to store finished requests
 REPLACED_S = 180.0  # after SIGTERM, for the supervisor to start another worker
 
@@ -96,6 +102,7 @@ class Worker:
         self._name = f"{number}-{os.getpid()}"
         self._may_serve, self._stop = asyncio.Event(), asyncio.Event()
         self._successor: Path | None = None
+        self._rpc: GrpcServer | None = None
 
     async def run(self) -> None:
         _on_sigterm(self._leave)
@@ -107,7 +114,10 @@ class Worker:
         self._app, self._assembly = Gateway(parts, assembly.batches), assembly
         gateway = settings.gateway
         shown = certificate(gateway.ssl_certfile, gateway.ssl_keyfile, "[gateway] ")
-        self._http = HttpServer(self._app, connection_limits(gateway), certificate=shown)
+        accepted = connection_limits(gateway)
+        self._http = HttpServer(self._app, accepted, certificate=shown)
+        if gateway.grpc_port is not None:
+            self._rpc = grpc_server(self._app, gateway, accepted.connections)
         inside = HttpServer(InternalApp(assembly), ConnectionLimits(64 << 10, 10.0, 64, None))
         serving = [await _started(inside, _internal_socket(settings.state_dir, self._name))]
         if isinstance(parts.limiter, HandoverLimiter):
@@ -122,11 +132,15 @@ class Worker:
                 if self._number == 0:
                     await assembly.start_booking()
                 serving.append(await _started(self._http, self._listener))
+                if self._rpc is not None and gateway.grpc_port is not None:
+                    await self._rpc.start(gateway.host, gateway.grpc_port, shared=True)
                 _tell("serving")
                 await self._stop.wait()
                 await self._drain()
         finally:
             self._http.should_exit = inside.should_exit = True
+            if self._rpc is not None:
+                await self._rpc.stop(LAST_RPCS_S)
             await asyncio.gather(*serving, return_exceptions=True)
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._app.drained(), LAST_ROWS_S)
@@ -138,6 +152,8 @@ class Worker:
         parts = self._assembly.parts
         parts.draining = True
         self._http.drain(IDLE_S if self._successor is None else REPLACED_IDLE_S)
+        if self._rpc is not None:
+            self._rpc.drain()
         await self._assembly.stop_booking()
         limiter = parts.limiter if isinstance(parts.limiter, HandoverLimiter) else None
         if limiter is not None and self._successor is not None:

@@ -26,6 +26,7 @@ class Job:
     include_usage: bool = False
     running_usage: bool = False  # in every chunk
     include_timing: bool = False
+    return_token_ids: bool = False
     priority: int = 0
     cache_namespace: str = ""
     new_parser: Callable[[], OutputParser] | None = None  # for each choice; None: text is not parsed
@@ -56,6 +57,7 @@ class Job:
             include_usage=bool(body.stream_options and body.stream_options.include_usage),
             running_usage=bool(body.stream_options and body.stream_options.continuous_usage_stats),
             include_timing=bool(body.include_timing),
+            return_token_ids=bool(body.return_token_ids),
             priority=body.priority or 0,
             cache_namespace=body.cache_salt or "",
         )

@@ -39,10 +39,11 @@ class Piece(msgspec.Struct, frozen=True):
     events: list[ParsedEvent] = []  # from the parser; without a parser, the text as content
     cached_tokens: int = 0  # with `prompt`: tokens found in the prefix cache
     usage: Usage | None = None  # of the whole request so far, if every chunk carries it
+    token_ids: list[int] = []  # if requested: all new tokens, also those that show no text
 
     @property
     def is_text_alone(self) -> bool:
-        return self.prompt is None and self.finish_reason is None and not self.logprobs
+        return self.prompt is None and self.finish_reason is None and not self.logprobs and not self.token_ids
 
     @property
     def num_characters(self) -> int:
@@ -134,7 +135,9 @@ class Choices:
         new_parser: Callable[[], OutputParser] | None = None,
         running_usage: bool = False,
         new_count: Callable[[], ThinkingCount] | None = None,
+        return_token_ids: bool = False,
     ) -> None:
+        self._return_token_ids = return_token_ids
         self._sources = [_Source(prompt) for prompt in prompts]
         self._params = params
         self._parsed = (
@@ -225,12 +228,15 @@ class Choices:
         if self.progress is not None:
             self.progress.note(index, chunk)
         self._completion_tokens += len(chunk.tokens)
+        token_ids = chunk.tokens if self._return_token_ids else []
         if index in self._begun and chunk.finish_reason is None and chunk.timing is None:
             # The common case. A chunk with half a character is counted, but shows no text yet.
             events = self._events(index, chunk)
-            if chunk.text or chunk.logprobs:
+            if chunk.text or chunk.logprobs or token_ids:
                 usage = self.usage(False) if self._running_usage else None
-                pieces.append(Piece(index, chunk.text, chunk.logprobs, events=events, usage=usage))
+                pieces.append(
+                    Piece(index, chunk.text, chunk.logprobs, events=events, usage=usage, token_ids=token_ids)
+                )
             return
         source = self._sources[source_number]
         if chunk.timing is not None:
@@ -245,7 +251,7 @@ class Choices:
         self._note_check(index, chunk)
         first = index not in self._begun
         self._begun.add(index)
-        if not (first or chunk.text or chunk.logprobs or chunk.finish_reason):
+        if not (first or chunk.text or chunk.logprobs or chunk.finish_reason or token_ids):
             return
         pieces.append(
             Piece(
@@ -259,6 +265,7 @@ class Choices:
                 events,
                 source.cached_tokens if first else 0,
                 self.usage(False) if self._running_usage else None,
+                token_ids,
             )
         )
 

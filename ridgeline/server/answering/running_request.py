@@ -45,7 +45,9 @@ class RunningRequest:
         """stream: of a request whose answer a peer could continue, or that continues another server's."""
         self.context = context
         self.job = job
-        self.choices = Choices(job.prompts, job.params, job.new_parser, job.running_usage, job.new_count)
+        self.choices = Choices(
+            job.prompts, job.params, job.new_parser, job.running_usage, job.new_count, job.return_token_ids
+        )
         self.inbox = Inbox(whole=not job.stream)
         self._served_models = served_models
         self._metrics = job.served.metrics

@@ -15,6 +15,7 @@ from starlette.types import Scope
 
 from ridgeline.replica.resume import ResumeState
 from ridgeline.telemetry.traces import TraceContext
+from ridgeline.web.grpc.scope import RPC
 
 _SANE_ID = re.compile(r"[A-Za-z0-9._:-]{1,128}")
 _LONGEST_PATH = 200  # of a path in a log line; served paths are shorter
@@ -40,7 +41,7 @@ class RequestContext:
     def begin(cls, scope: Scope, asked_id: str | None) -> RequestContext:
         """Keep the client's id if it is short and plain; it appears in headers and log lines."""
         sane = asked_id is not None and is_sane_id(asked_id)
-        path = scope["path"][:_LONGEST_PATH]
+        path = scope.get(RPC, scope["path"])[:_LONGEST_PATH]
         context = cls(asked_id if asked_id and sane else uuid.uuid4().hex, path)
         context.client = (scope.get("client") or ("",))[0]
         context.least_priority = scope.get(PRIORITY_KEY, context.least_priority)

@@ -103,6 +103,7 @@ class ChatChoice(msgspec.Struct, frozen=True):
     logprobs: ChatLogprobs | None
     finish_reason: str
     stop_reason: str | int | None  # ours: the stop string or token id that matched
+    token_ids: list[int] | UnsetType = UNSET  # only if requested; vLLM's name, as below
 
 
 class ChatCompletion(msgspec.Struct, frozen=True, kw_only=True):
@@ -142,6 +143,7 @@ class ChatChunkChoice(msgspec.Struct, frozen=True):
     logprobs: ChatLogprobs | None = None
     finish_reason: str | None = None
     stop_reason: str | int | UnsetType | None = UNSET
+    token_ids: list[int] | UnsetType = UNSET
 
 
 class ChatChunk(msgspec.Struct, frozen=True, kw_only=True):
@@ -162,6 +164,7 @@ class CompletionChoice(msgspec.Struct, frozen=True):
     finish_reason: str | None = None
     stop_reason: str | int | UnsetType | None = UNSET
     prompt_logprobs: PromptLogprobs | UnsetType = UNSET
+    token_ids: list[int] | UnsetType = UNSET
 
 
 class TextCompletion(msgspec.Struct, frozen=True, kw_only=True):

@@ -73,6 +73,7 @@ class ChatShape:
         self._include_usage = job.include_usage
         # If usage is requested, every chunk has the field; it is null except on the last.
         self._usage_so_far = None if job.include_usage else UNSET
+        self._return_token_ids = job.return_token_ids
         self._prompt_told = False
         self._text_events = TextEvents(
             lambda index, text: self._chunk(ChatChunkChoice(index, Delta(content=text)))
@@ -116,7 +117,7 @@ class ChatShape:
             opening = ChatChunkChoice(piece.index, Delta(role="assistant", content=""))
             chunks.append(self._chunk(opening, self._prompt_logprobs(piece), piece.usage))
         deltas = [self._delta(part) for part in piece.events]
-        if not deltas and (piece.logprobs or piece.finish_reason):
+        if not deltas and (piece.logprobs or piece.finish_reason or piece.token_ids):
             deltas = [Delta()]
         for place, delta in enumerate(deltas):
             is_last = place == len(deltas) - 1
@@ -126,6 +127,7 @@ class ChatShape:
                 self._logprobs(chat_logprobs(self._names, piece.logprobs)) if not place else None,
                 self._reason(piece) if is_last else None,
                 piece.stop_reason if is_last and piece.finish_reason else UNSET,
+                self._token_ids([] if place else [piece]),
             )
             chunks.append(self._chunk(choice, usage=piece.usage))
         return chunks
@@ -138,7 +140,11 @@ class ChatShape:
             self._logprobs(chat_logprobs(self._names, tokens)),
             self._reason(pieces[-1]) or "",
             pieces[-1].stop_reason,
+            self._token_ids(pieces),
         )
+
+    def _token_ids(self, pieces: Sequence[Piece]) -> list[int] | UnsetType:
+        return [id for piece in pieces for id in piece.token_ids] if self._return_token_ids else UNSET
 
     def _reason(self, piece: Piece) -> str | None:
         is_call = self._has_functions and piece.finish_reason == "tool_calls"

@@ -128,6 +128,7 @@ class CompletionShape:
             piece.finish_reason,
             piece.stop_reason if piece.finish_reason else UNSET,
             self._prompt_logprobs(piece),
+            piece.token_ids if self._body.return_token_ids else UNSET,
         )
 
     def _prompt_logprobs(self, piece: Piece) -> PromptLogprobs | UnsetType:
@@ -166,4 +167,5 @@ def _joined(parts: list[CompletionChoice]) -> CompletionChoice:
         last.finish_reason,
         last.stop_reason,
         first.prompt_logprobs,
+        UNSET if first.token_ids is UNSET else [id for part in parts for id in part.token_ids or ()],
     )

@@ -227,6 +227,9 @@ class GenerationRequest(Body, kw_only=True, frozen=True):
     ] = None
     priority: PriorityField = None
     cache_salt: CacheSaltField = None
+    return_token_ids: Annotated[
+        bool | None, About("the ids of the generated tokens, as `token_ids` of every choice")
+    ] = None
     include_timing: Annotated[bool | None, About("add `usage.timing`: one record per choice, in ms")] = None
     skip_special_tokens: Annotated[
         bool | None, About("false: special tokens appear in the text; default true")

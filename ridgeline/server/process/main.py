@@ -23,15 +23,18 @@ from typing import TYPE_CHECKING, Any
 from ridgeline import __version__
 from ridgeline.engine.errors import EngineError
 from ridgeline.models.files.pull import ensure
+from ridgeline.options import OptionError
 from ridgeline.running import SetState, announced
 from ridgeline.server.config import ServerConfig
 from ridgeline.server.process.errors import PortTaken
+from ridgeline.server.process.rpc import started_grpc
 from ridgeline.server.process.setup import ModelSetup, sharing_memory
 from ridgeline.server.process.startup_text import serving_line, startup_lines
 from ridgeline.server.process.supervisor import Supervisor
 from ridgeline.server.records.state import StateStore, open_state
 from ridgeline.telemetry import logs
 from ridgeline.telemetry.traces import require_exporter
+from ridgeline.web.grpc.extra import check_port, require_grpc
 from ridgeline.web.hosts import is_loopback
 from ridgeline.web.open_files import allow_open_files
 from ridgeline.web.tls import certificate
@@ -41,12 +44,14 @@ if TYPE_CHECKING:
 
     from ridgeline.server.batches.runner import BatchRunner
     from ridgeline.server.served_models import Model, ServedModels
+    from ridgeline.web.grpc.listener import GrpcServer
     from ridgeline.web.listener import HttpServer
 
 log = logging.getLogger("ridgeline.server")
 
 OTHER_FILES = 256  # open files other than connections
 SEND_BUFFER_BYTES = 128 << 10
+LAST_RPCS_S = 3.0  # for RPCs to end with the error of a stopped engine
 LAST_WRITE_S = 5.0  # for ended background responses to reach the disk
 
 
@@ -102,6 +107,9 @@ def check(server: ServerConfig) -> None:
     """
     if server.otlp_endpoint is not None:
         require_exporter()
+    if server.grpc_port is not None:
+        require_grpc("--grpc-port")
+        check_port(server.host, server.grpc_port)
     certificate(server.ssl_certfile, server.ssl_keyfile)
     server.accepted_keys()
     if not server.needs_key and not is_loopback(server.host):
@@ -147,6 +155,7 @@ async def _serve(
     stop = asyncio.Event()
     _on_signals(stop, supervisors)
     http: HttpServer | None = None
+    rpc: GrpcServer | None = None
     serving: asyncio.Task[None] | None = None
     served_models: ServedModels | None = None
     try:
@@ -155,13 +164,14 @@ async def _serve(
             served_models = _served_models(models, server, state)
             http, app = _http_server(served_models)
             serving = asyncio.create_task(http.serve(sockets=[listener]))
+            rpc = await started_grpc(app, server)
             starting = asyncio.create_task(_start_all(supervisors))
             await _prepare(supervisors, server)
             told_to_stop = asyncio.create_task(stop.wait())
             await asyncio.wait([starting, told_to_stop], return_when=asyncio.FIRST_COMPLETED)
         if starting.done():
             await starting
-            _say_ready(models, _url(listener.getsockname(), server))
+            _say_ready(models, _url(listener.getsockname(), server), rpc)
             set_state("ready")
             batches = await _resume_batches(served_models, app)
             await stop.wait()
@@ -171,11 +181,13 @@ async def _serve(
         else:
             starting.cancel()
             await asyncio.wait([starting])
-    except EngineError as error:
+    except (EngineError, OptionError) as error:  # OptionError: the gRPC port was taken meanwhile
         logs.fail(f"ridgeline: {error}")
         return 1
     finally:
         await asyncio.gather(*(supervisor.stop() for supervisor in supervisors))
+        if rpc is not None:
+            await rpc.stop(LAST_RPCS_S)
         if http is not None and serving is not None:
             http.should_exit = True
             await serving
@@ -188,14 +200,19 @@ async def _serve(
     return 0
 
 
-def _say_ready(models: Sequence[Supervised], url: str) -> None:
+def _say_ready(models: Sequence[Supervised], url: str, rpc: GrpcServer | None) -> None:
     lines = [*(model.startup_lines() for model in models), serving_line(url)]
+    told = {}
+    if rpc is not None:
+        told["grpc_port"] = rpc.port
+        lines.append(f"  gRPC     port {rpc.port}")
     logs.say(
         "\n".join(lines),
         "serving",
         version=__version__,
         url=url,
         models=[model.startup_fields() for model in models],
+        **told,
     )
 
 

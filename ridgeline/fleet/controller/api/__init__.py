@@ -1,1 +1,0 @@
-"""The control API: what people and routers ask of the controller."""

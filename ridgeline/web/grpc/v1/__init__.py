@@ -1,0 +1,1 @@
+"""Messages and stubs of `inference.proto`, written by `make proto`."""
