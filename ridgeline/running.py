@@ -1,4 +1,4 @@
-"""Servers and gateways of this user that run now: each keeps a small record in a file while it runs.
+"""Servers, gateways and fleets of this user that run now: each keeps a small record in a file while it runs.
 
 `serve` and `gateway` write it; `ps`, `stop` and `models rm` read it. There is no daemon: a record counts only
 while its process lives, and a reader removes those of dead processes. Stands outside the layers.
@@ -20,7 +20,7 @@ from typing import Literal, Protocol
 from ridgeline.options import OptionError
 from ridgeline.version import __version__
 
-Kind = Literal["server", "gateway"]
+Kind = Literal["server", "gateway", "fleet"]
 State = Literal["starting", "ready", "stopping"]
 
 
@@ -126,6 +126,10 @@ def running_gateway(admin_url: str | None = None) -> RunRecord | None:
     """The gateway with this admin address; without one, the only gateway that runs."""
     found = [one for one in running() if one.admin_url and admin_url in (None, one.admin_url)]
     return found[0] if len(found) == 1 else None
+
+
+def running_fleets() -> list[RunRecord]:
+    return [one for one in running() if one.kind == "fleet" and one.state_dir]
 
 
 def state_home() -> Path:

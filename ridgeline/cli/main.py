@@ -30,6 +30,7 @@ EXIT_FAILED, EXIT_USAGE, EXIT_INTERRUPTED, EXIT_BROKEN_PIPE = 1, 2, 130, 141
 VERBS = {
     "serve": "serve",
     "gateway": "gateway.gateway",
+    "fleet": "fleet.fleet",
     "chat": "chat",
     "run": "run",
     "batch": "batch",

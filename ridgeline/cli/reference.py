@@ -1,4 +1,4 @@
-"""Writes the tables of docs/commands.md and docs/supported-models.md: `python -m ridgeline.cli.reference`.
+"""Writes the tables of the pages in PAGES: `python -m ridgeline.cli.reference`.
 
 Options come from the configs, families and formats from `models.support`. A table is between
 `<!-- options: NAME -->` and `<!-- end -->`; the rest of a page is written by hand.
@@ -13,13 +13,17 @@ from pathlib import Path
 from ridgeline.cli.flags.alias_table import ALIASES, IGNORED, REFUSED, Alias
 from ridgeline.cli.sampling import Sampling
 from ridgeline.engine.config import EngineConfig
+from ridgeline.fleet.config import FleetConfig
+from ridgeline.fleet.config_models import TABLES as MODEL_TABLES
+from ridgeline.fleet.config_models import ModelConfig
+from ridgeline.fleet.config_substrates import SUBSTRATES, SubstrateConfig
 from ridgeline.gateway.gateway_config import GatewayConfig
 from ridgeline.lab.bench.options import BenchOptions
 from ridgeline.lab.bench.sweeps.options import SweepOptions
 from ridgeline.lab.plan.options import PlanOptions
 from ridgeline.lab.traffic.options import TrafficOptions
 from ridgeline.models import support
-from ridgeline.options import markdown_table
+from ridgeline.options import markdown_table, options_of
 from ridgeline.server.config import ServerConfig
 
 
@@ -50,6 +54,15 @@ def markdown(rows: list[list[str]]) -> str:
     return "\n".join([lines[0], "|---" * len(rows[0]) + "|", *lines[1:]])
 
 
+def key_table(config: type) -> str:
+    """The keys of a table in a file: name, default, meaning."""
+    rows = [
+        [f"`{one.name}`", "" if one.default in (None, (), "") else f"`{one.default}`", one.doc]
+        for one in options_of(config)
+    ]
+    return markdown([["key", "default", "meaning"], *rows])
+
+
 def _codes(flags: tuple[str, ...]) -> str:
     return ", ".join(f"`{flag}`" for flag in flags)
 
@@ -65,6 +78,7 @@ TABLES = {
     "server": markdown_table(ServerConfig),
     "engine": markdown_table(EngineConfig, skip=("model",)),
     "gateway": markdown_table(GatewayConfig),
+    "fleet": markdown_table(FleetConfig),
     "sampling": markdown_table(Sampling),
     "bench": markdown_table(BenchOptions),
     "plan": markdown_table(PlanOptions),
@@ -79,8 +93,15 @@ SUPPORT_TABLES = {
     "formats": markdown(support.format_rows()),
     "weights": markdown(support.weights_rows()),
 }
-ALL_TABLES = TABLES | SUPPORT_TABLES
-PAGES = ("docs/commands.md", "docs/supported-models.md")
+FLEET_TABLES = {
+    "fleet_file": key_table(FleetConfig),
+    "models": key_table(ModelConfig),
+    **{name: key_table(config) for name, config in MODEL_TABLES.items()},
+    "substrate": key_table(SubstrateConfig),
+    **{f"substrate_{name}": key_table(config) for name, config in SUBSTRATES.items()},
+}
+ALL_TABLES = TABLES | SUPPORT_TABLES | FLEET_TABLES
+PAGES = ("docs/commands.md", "docs/supported-models.md", "docs/fleet.md")
 _PLACE = re.compile(r"(<!-- options: (\w+) -->\n).*?(<!-- end -->)", flags=re.DOTALL)
 
 

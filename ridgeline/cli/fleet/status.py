@@ -1,0 +1,139 @@
+"""`ridgeline fleet status`: a live table of models and replicas."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import time
+from typing import Any
+
+from ridgeline.cli.fleet.control_client import ControlClient, add_fleet_flags
+from ridgeline.cli.parsing import Verbs, add_verb
+
+DESCRIPTION = """\
+Show the fleet: for each replica its state, age, load, tokens per second beside the limit of its machine, KV
+memory, prefix hits, and the parts of its start. On a terminal the table refreshes until Ctrl-C.
+
+  load       requests that run / wait, and prompt tokens that are not computed yet
+  tok/s      output tokens per second over 5 s, the machine's limit for the requests that run, and the share
+  KV         share of KV memory that requests hold
+  prefix     share of prompt tokens that the cache had
+  start      seconds of each part of the start"""
+
+EXAMPLES = """\
+  ridgeline fleet status
+  ridgeline fleet status --once
+  ridgeline fleet status --json | jq '.replicas[] | {id, state, running}'
+"""
+COLUMNS = ("replica", "state", "age", "load", "tok/s", "KV", "prefix", "start")
+
+
+def add_parser(verbs: Verbs) -> None:
+    parser = add_verb(verbs, "status", "show models and replicas", DESCRIPTION, EXAMPLES)
+    parser.add_argument(
+        "--once", action="store_true", help="print once (default where stdout is no terminal)"
+    )
+    parser.add_argument("--json", action="store_true", help="print once, as JSON")
+    parser.add_argument(
+        "--every-s", type=float, default=1.0, metavar="X", help="seconds between two tables (default: 1)"
+    )
+    add_fleet_flags(parser)
+    parser.set_defaults(run=run)
+
+
+def run(args: argparse.Namespace) -> int:
+    client = ControlClient.of(args)
+    status = client.get("/fleet/status")
+    if args.json:
+        print(json.dumps(status, indent=2))
+        return 0
+    if args.once or not sys.stdout.isatty():
+        _console().print(*_shown(status), sep="\n")
+        return 0
+    from rich.console import Group
+    from rich.live import Live
+
+    try:
+        with Live(Group(*_shown(status)), console=_console(), auto_refresh=False) as live:
+            while True:
+                time.sleep(args.every_s)
+                live.update(Group(*_shown(client.get("/fleet/status"))), refresh=True)
+    except KeyboardInterrupt:
+        return 0
+
+
+def _console() -> Any:
+    from rich.console import Console
+
+    # Without a terminal's width, nothing is truncated or wrapped.
+    return Console(width=None if sys.stdout.isatty() else 400, highlight=False)
+
+
+def _shown(status: dict[str, Any]) -> list[Any]:
+    """The lines of the models, and the table of replicas."""
+    from rich import box
+    from rich.table import Table
+    from rich.text import Text
+
+    replicas = status["replicas"]
+    table = Table(*COLUMNS, box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False)
+    for one in replicas:
+        table.add_row(*(Text(cell) for cell in replica_row(one)))
+    head = (
+        f"{status['url']} · up {age(status['up_s'])} · {status['routers_reporting']} of {status['routers']} "
+        f"routers report · table {status['generation']}" + (" · stopping" if status["stopping"] else "")
+    )
+    lines = [head, *(line for model in status["models"] for line in model_lines(model)), ""]
+    return [*(Text(line) for line in lines), table if replicas else Text("no replica runs")]
+
+
+def model_lines(model: dict[str, Any]) -> list[str]:
+    starting = f", {model['starting']} starting" if model["starting"] else ""
+    line = f"{model['name']}: {model['serving']} of {model['target']} serve{starting}"
+    line += f", version {model['version']}"
+    if model["rollout"]:
+        line += f"; rollout to {model['rollout_to']}: {model['rollout']}"
+    elif model["last_rollout"]:
+        line += f"; last rollout {model['last_rollout']}"
+    lines = [line]
+    if model["crash_loop"]:
+        lines.append(f"  crash loop: {model['blocked']}")
+    elif model["blocked"]:
+        lines.append(f"  waits: {model['blocked']}")
+    if model["explained"]:
+        lines.append(f"  autoscaler: {model['explained']}")
+    return lines + [f"  warning: {warning}" for warning in model["warnings"]]
+
+
+def replica_row(one: dict[str, Any]) -> tuple[str, ...]:
+    state = one["state"] if one["weight"] == 1 else f"{one['state']} ({one['weight']:.0%} of requests)"
+    if one["state"] in ("starting", "lost", "draining") and one["reason"]:
+        state += f": {one['reason'][:60]}"
+    load = f"{one['running']}/{one['waiting']}"
+    if one["queued_tokens"]:
+        load += f" +{one['queued_tokens']:,} tok"
+    held = f"{one['kv_blocks_held'] / one['kv_blocks']:.0%}" if one["kv_blocks"] else "-"
+    hits = f"{one['prefix_hits'] / one['prefix_queries']:.0%}" if one["prefix_queries"] else "-"
+    return (one["id"], state, age(one["age_s"]), load, _rate(one), held, hits, _segments(one["segments"]))
+
+
+def _rate(one: dict[str, Any]) -> str:
+    rate, limit = one["output_tokens_per_s"], one["limit_tokens_per_s"]
+    if limit is None:
+        return f"{rate:.0f}"
+    return f"{rate:.0f} of {limit:.0f} ({rate / limit:.0%})"
+
+
+def _segments(segments: dict[str, float]) -> str:
+    parts = [f"{name} {spent:.2f}" for name, spent in segments.items() if name != "total" and spent >= 0.005]
+    total = f"{segments['total']:.2f} s: " if "total" in segments else ""
+    return total + " · ".join(parts)
+
+
+def age(seconds: float) -> str:
+    if seconds < 120:
+        return f"{seconds:.0f} s"
+    if seconds < 7200:
+        return f"{seconds / 60:.0f} min"
+    return f"{seconds / 3600:.0f} h" if seconds < 172_800 else f"{seconds / 86_400:.0f} d"

@@ -1,0 +1,1 @@
+"""The control API: what people and routers ask of the controller."""

@@ -1,0 +1,130 @@
+"""Replica: one replica as the controller knows it: its place, its state, and the last lines of its feed."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import deque
+
+from ridgeline.fleet.controller.reconcile import ReplicaView
+from ridgeline.fleet.controller.store import StoredReplica
+from ridgeline.fleet.messages import ReplicaEntry, State
+from ridgeline.fleet.substrates.substrate import Handle
+from ridgeline.replica.messages import Load, Started
+
+RATE_S = 5.0  # over which tokens per second are counted
+
+
+class Replica:
+    """Times are monotonic seconds, except `created`, which is for display."""
+
+    def __init__(self, id: str, model: str, version: str, now: float, created: float | None = None) -> None:
+        self.id, self.model, self.version = id, model, version
+        self.created = time.time() if created is None else created
+        self.began = now
+        self.state: State = "starting"
+        self.since = now
+        self.handle: Handle | None = None
+        self.url = ""
+        self.epoch = ""
+        self.weight = 1.0
+        self.region = self.pool = ""
+        self.segments: dict[str, float] = {}
+        self.reason = ""  # why it is lost, or what it waits for
+        self.ready_since: float | None = None
+        self.was_adopted = False
+        # From its feed.
+        self.started: Started | None = None
+        self.load: Load | None = None
+        self.heard_at = now
+        self.progress_at = now  # when its step count last rose, or it had nothing to do
+        self._tokens: deque[tuple[float, int]] = deque()
+        # Work of the controller on it.
+        self.probing: asyncio.Task[None] | None = None
+        self.following: asyncio.Task[None] | None = None
+        self.ending: asyncio.Task[None] | None = None
+
+    @property
+    def serves(self) -> bool:
+        return self.state in ("ramping", "ready")
+
+    @property
+    def is_alive(self) -> bool:
+        return self.state in ("starting", "ramping", "ready")
+
+    def enter(self, state: State, now: float) -> None:
+        self.state, self.since = state, now
+        if state == "ramping":
+            self.ready_since = now
+
+    def hear(self, line: Started | Load, now: float) -> None:
+        self.heard_at = now
+        if isinstance(line, Started):
+            if self.epoch != line.epoch:
+                self.load = None
+                self._tokens.clear()
+            self.started, self.epoch, self.progress_at = line, line.epoch, now
+            self.segments |= line.segments
+            return
+        before = self.load
+        self.load = line
+        if before is None or line.steps != before.steps or not (line.running or line.waiting):
+            self.progress_at = now
+        self._tokens.append((now, line.output_tokens))
+        while len(self._tokens) > 2 and self._tokens[1][0] <= now - RATE_S:
+            self._tokens.popleft()
+
+    @property
+    def output_tokens_per_s(self) -> float:
+        if len(self._tokens) < 2:
+            return 0.0
+        (first, before), (last, after) = self._tokens[0], self._tokens[-1]
+        return max(after - before, 0) / (last - first) if last > first else 0.0
+
+    @property
+    def is_proven(self) -> bool:
+        """It has answered as many requests as it runs at once."""
+        if self.load is None or self.started is None:
+            return False
+        return self.load.ended >= self.started.max_running
+
+    def stalled(self, now: float, stall_s: float) -> str:
+        """Why it makes no progress; empty while it does."""
+        if self.load is None:
+            return ""  # it has no feed: the substrate and the routers notice its end
+        if now - self.heard_at > stall_s:
+            return f"no load report for {now - self.heard_at:.0f} s"
+        if now - self.progress_at > stall_s:
+            running = self.load.running + self.load.waiting
+            return f"no step for {now - self.progress_at:.0f} s with {running} requests"
+        return ""
+
+    def entry(self) -> ReplicaEntry:
+        return ReplicaEntry(
+            id=self.id,
+            model=self.model,
+            url=self.url,
+            state=self.state,
+            epoch=self.epoch,
+            version=self.version,
+            weight=self.weight,
+            region=self.region,
+            pool=self.pool,
+        )
+
+    def view(self) -> ReplicaView:
+        running = 0 if self.load is None else self.load.running + self.load.waiting
+        return ReplicaView(self.id, self.version, self.state, self.since, running)
+
+    def stored(self) -> StoredReplica:
+        place = "" if self.handle is None else self.handle.place
+        return StoredReplica(
+            self.id, self.model, self.version, self.state, self.created, place, self.epoch, self.segments
+        )
+
+    def forget(self) -> None:
+        """End the work on it, except its ending."""
+        for task in (self.probing, self.following):
+            if task is not None:
+                task.cancel()
+        self.probing = self.following = None

@@ -1,0 +1,103 @@
+"""ReplicaLink: what the controller asks a replica: a real generation to call it ready, and its feed.
+
+Every request has the key that the controller made for its replicas. Failures are answers here, never raised.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable
+
+import msgspec
+
+from ridgeline.proxy.errors import ProxyError
+from ridgeline.proxy.http_client import HttpClient, Timeouts
+from ridgeline.proxy.origin import Origin, read_url
+from ridgeline.proxy.request_head import header_lines
+from ridgeline.replica.messages import FEED_PATH, Load, Started, decode_line
+
+MAX_BODY = 1 << 20
+RETRY_S = 0.25
+NO_FEED_RETRY_S = 5.0
+_ASK = Timeouts(connect_s=2.0, first_byte_s=10.0, idle_s=10.0)
+_GENERATE = Timeouts(connect_s=2.0, first_byte_s=120.0, idle_s=30.0)
+# A replica reports its load several times a second; the controller judges silence itself.
+_FEED = Timeouts(connect_s=2.0, first_byte_s=10.0, idle_s=float("inf"))
+_WANTED = (b'{"type":"load"', b'{"type":"started"')  # prefix events are for routers
+
+
+class ReplicaLink:
+    def __init__(self, client: HttpClient, key: str) -> None:
+        self._client = client
+        self._fixed = header_lines(
+            [(b"authorization", b"Bearer " + key.encode()), (b"content-type", b"application/json")]
+        )
+
+    async def is_up(self, url: str) -> bool:
+        """Whether its engine has started."""
+        status, _ = await self._ask(read_url(url), "GET", "/ready", b"", _ASK)
+        return status == 200
+
+    async def generates(self, url: str, model: str) -> str:
+        """Compute one token, or one embedding. Empty where that works, else why it does not."""
+        origin = read_url(url)
+        status, body = await self._ask(origin, "GET", "/v1/models", b"", _ASK)
+        if status != 200:
+            return f"GET /v1/models: {_why(status, body)}"
+        tasks = {card.get("task") for card in msgspec.json.decode(body)["data"]}
+        if "embed" in tasks:
+            path, asked = "/v1/embeddings", {"model": model, "input": "1"}
+        else:
+            path = "/v1/completions"
+            asked = {"model": model, "prompt": "1", "max_tokens": 1, "temperature": 0}  # type: ignore[dict-item]
+        status, body = await self._ask(origin, "POST", path, msgspec.json.encode(asked), _GENERATE)
+        return "" if status == 200 else f"POST {path}: {_why(status, body)}"
+
+    async def follow(self, url: str, hear: Callable[[Started | Load], None]) -> None:
+        """Until cancelled: every Started and Load line of the feed."""
+        origin = read_url(url)
+        while True:
+            try:
+                found = await self._read_feed(origin, hear)
+            except (ProxyError, msgspec.MsgspecError):
+                found = True
+            await asyncio.sleep(RETRY_S if found else NO_FEED_RETRY_S)
+
+    async def _read_feed(self, origin: Origin, hear: Callable[[Started | Load], None]) -> bool:
+        """False: the replica has no feed."""
+        answer = await self._client.ask(
+            origin, "GET", FEED_PATH, [], timeouts=_FEED, fixed=self._fixed, stream=True
+        )
+        rest = b""
+        try:
+            if answer.status != 200:
+                return answer.status not in (404, 405)
+            while (piece := await answer.next()) is not None:
+                *lines, rest = (rest + piece).split(b"\n")
+                for line in lines:
+                    if line.startswith(_WANTED):
+                        message = decode_line(line)
+                        if isinstance(message, (Started, Load)):
+                            hear(message)
+            return True
+        finally:
+            answer.abort()
+
+    async def _ask(
+        self, origin: Origin, method: str, path: str, body: bytes, timeouts: Timeouts
+    ) -> tuple[int, bytes]:
+        """Status and body; status 0 and the reason where there is no answer."""
+        try:
+            until = time.monotonic() + timeouts.first_byte_s + timeouts.idle_s
+            answer = await self._client.ask(
+                origin, method, path, [], body, timeouts=timeouts, until=until, fixed=self._fixed
+            )
+            return answer.status, await answer.read(MAX_BODY)
+        except ProxyError as error:
+            return 0, str(error).encode()
+
+
+def _why(status: int, body: bytes) -> str:
+    text = body[:300].decode(errors="replace")
+    return f"status {status}: {text}" if status else text

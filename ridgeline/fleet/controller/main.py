@@ -1,0 +1,284 @@
+"""`ridgeline fleet up`: takes the lease, opens the control API, runs controller and routers until the end.
+
+A signal or `fleet down` stops it. After it lost the lease, replicas and routers are the next controller's.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import os
+import secrets
+import signal
+import socket
+import sys
+from collections.abc import AsyncIterator, Callable, Coroutine
+from pathlib import Path
+from typing import Any
+
+from ridgeline.fleet.config import FleetSettings
+from ridgeline.fleet.controller.api.commands import Commands
+from ridgeline.fleet.controller.api.control_app import control_app
+from ridgeline.fleet.controller.controller import Controller
+from ridgeline.fleet.controller.life.replica_link import ReplicaLink
+from ridgeline.fleet.controller.routers import RouterProcess, Routers, bind, find_routers
+from ridgeline.fleet.controller.store import FleetStore
+from ridgeline.fleet.router.config import RouterConfig
+from ridgeline.fleet.router.process import config_line, router_command
+from ridgeline.fleet.substrates.choice import make_substrate
+from ridgeline.options import OptionError
+from ridgeline.proxy.http_client import HttpClient
+from ridgeline.running import SetState, announced
+from ridgeline.telemetry import logs
+from ridgeline.version import __version__
+from ridgeline.web.connection import ConnectionLimits
+from ridgeline.web.listener import HttpServer
+
+log = logging.getLogger("ridgeline.fleet")
+
+SOCKET, REPLICA_KEY, TOKEN = "controller.sock", "replica-key", "control-token"
+STANDBY_S = 0.5
+LIMITS = ConnectionLimits(head_bytes=32 << 10, head_s=10.0, connections=1024, per_address=None)
+
+
+def run(settings: FleetSettings, reread: Callable[[], FleetSettings], standby: bool = False) -> int:
+    """Until a signal or `fleet down`. Returns the exit code. Logging must be set up.
+
+    reread: reads fleet.toml again. standby: wait while another controller holds the lease.
+    """
+    settings.keys  # noqa: B018  # an OptionError now, not in a router
+    settings.state_dir.mkdir(parents=True, exist_ok=True)
+    settings.state_dir.chmod(0o700)
+    (settings.state_dir / "logs").mkdir(exist_ok=True, mode=0o700)
+    serving = _run(settings, reread, standby)
+    if sys.platform != "win32":
+        import uvloop
+
+        return uvloop.run(serving)
+    return asyncio.run(serving)
+
+
+async def _run(settings: FleetSettings, reread: Callable[[], FleetSettings], standby: bool) -> int:
+    stop = asyncio.Event()
+    hurry = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, lambda: hurry.set() if stop.is_set() else stop.set())
+    store = FleetStore(settings.state_dir)
+    try:
+        await store.open()
+        if not await _take_lease(store, settings.state_dir, standby, stop):
+            return 0
+        adopted = find_routers(await store.fleet_id())
+        listener = await _listener(settings, store, adopted)
+        url = _url(listener)
+        names = [model.name for model in settings.models]
+        sources = [model.source for model in settings.models]
+        with announced("fleet", url, names, sources) as set_state:
+            fleet = _Fleet(settings, store, listener, adopted, url, set_state)
+            return await fleet.run(reread, stop, hurry)
+    finally:
+        with contextlib.suppress(Exception):
+            await store.lease.release()
+        await store.close()
+
+
+async def _take_lease(store: FleetStore, state_dir: Path, standby: bool, stop: asyncio.Event) -> bool:
+    """False: told to stop while it waited."""
+    said = False
+    while (holder := await store.lease.try_take()) is not None:
+        if not standby:
+            raise OptionError(
+                f"another controller (process {holder.pid}) runs on {state_dir} (`ridgeline fleet status`). "
+                "--standby waits for its end; [fleet] state_dir chooses another directory"
+            )
+        if not said:
+            log.info("standing by: process %d holds the lease", holder.pid)
+            said = True
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(STANDBY_S):
+                await stop.wait()
+        if stop.is_set():
+            return False
+    return True
+
+
+async def _listener(
+    settings: FleetSettings, store: FleetStore, adopted: list[RouterProcess]
+) -> socket.socket:
+    port = settings.fleet.port
+    if adopted and port == 0:
+        port = int(await store.fact("port") or 0)
+    listener = bind(settings.fleet.host, port, is_shared=bool(adopted))
+    await store.set_fact("port", str(listener.getsockname()[1]))
+    return listener
+
+
+class _Fleet:
+    """The parts of one controller process, once it holds the lease."""
+
+    def __init__(
+        self,
+        settings: FleetSettings,
+        store: FleetStore,
+        listener: socket.socket,
+        adopted: list[RouterProcess],
+        url: str,
+        set_state: SetState,
+    ) -> None:
+        self._settings, self._store, self._listener, self._adopted = settings, store, listener, adopted
+        self._url, self._set_state = url, set_state
+        self._client = HttpClient()
+        key = secret_in(settings.state_dir / REPLICA_KEY)
+        substrate = make_substrate(settings)
+        self._controller = Controller(settings, store, substrate, ReplicaLink(self._client, key), key)
+
+    async def run(
+        self, reread: Callable[[], FleetSettings], stop: asyncio.Event, hurry: asyncio.Event
+    ) -> int:
+        controller, fleet = self._controller, self._settings.fleet
+        await controller.start()
+        commands = Commands(controller, self._url, reread, stop.set)
+        async with _control_api(self._settings, commands) as control_url:
+            routers = self._routers(controller.fleet)
+            await routers.start(self._adopted)
+            if control_url:
+                log.info("the control API also listens on %s", control_url)
+            self._set_state("starting", state_dir=str(self._settings.state_dir))
+            tasks = [asyncio.create_task(controller.run()), asyncio.create_task(routers.watch())]
+            saying = asyncio.create_task(self._say_ready())
+            stopped = asyncio.create_task(stop.wait())
+            await asyncio.wait([*tasks, stopped], return_when=asyncio.FIRST_COMPLETED)
+            saying.cancel()
+            tasks[1].cancel()
+            if tasks[0].done():  # the lease is lost: replicas and routers are the next controller's
+                tasks[0].result()
+                controller.leave()
+                return 1
+            self._set_state("stopping", state_dir=str(self._settings.state_dir))
+            log.info(
+                "stopping: requests that run have %g s to finish; a second signal ends them", fleet.drain_s
+            )
+            controller.is_stopping = True
+            await _unless(hurry, routers.end(fleet.drain_s), routers.kill)
+            await _unless(hurry, controller.end(), lambda: asyncio.create_task(controller.keeper.kill()))
+            await controller.keeper.all_ended()
+            controller.leave()
+            tasks[0].cancel()
+        self._client.close()
+        await controller.substrate.close()
+        logs.say("the fleet has stopped; no process is left", "stopped")
+        return 0
+
+    def _routers(self, fleet: str) -> Routers:
+        settings = self._settings
+        return Routers(
+            fleet,
+            settings.fleet.routers,
+            self._listener,
+            lambda descriptor: router_command(descriptor, settings.state_dir / SOCKET),
+            lambda number: config_line(router_config(settings, number)),
+            settings.state_dir / "logs",
+            self._controller.events,
+        )
+
+    async def _say_ready(self) -> None:
+        """Once every wanted replica serves for the first time."""
+        models = self._controller.models
+        keeper = self._controller.keeper
+        while True:
+            serving = {name: sum(one.serves for one in keeper.of(name)) for name in models}
+            if all(serving[name] >= model.state.target for name, model in models.items()):
+                break
+            await asyncio.sleep(0.1)
+        self._set_state("ready", state_dir=str(self._settings.state_dir))
+        logs.say(ready_text(self._url, self._settings, serving), "serving", url=self._url, replicas=serving)
+
+
+def ready_text(url: str, settings: FleetSettings, serving: dict[str, int]) -> str:
+    model = settings.models[0]
+    key = ' -H "authorization: Bearer $KEY"' if settings.fleet.api_keys or settings.fleet.api_key_file else ""
+    shown = ", ".join(f"{name} × {count}" for name, count in serving.items())
+    return "\n".join(
+        (
+            f"ridgeline {__version__} · fleet · {shown} · {settings.fleet.routers} router"
+            + ("s" if settings.fleet.routers > 1 else ""),
+            f"  state    {settings.state_dir}",
+            f"  try      curl {url}/v1/chat/completions{key} -H 'content-type: application/json' \\",
+            f'             -d \'{{"model": "{model.name}", "messages": '
+            '[{"role": "user", "content": "Hello!"}]}\'',
+            "  watch    ridgeline fleet status",
+            f"serving on {url}",
+        )
+    )
+
+
+def router_config(settings: FleetSettings, number: int) -> RouterConfig:
+    fleet = settings.fleet
+    return RouterConfig(
+        host=fleet.host,
+        keys=settings.keys,
+        allowed_hosts=fleet.allowed_hosts,
+        name=f"router-{number}",
+        drain_s=fleet.drain_s,
+        log_level=fleet.log_level,
+        log_format=fleet.log_format,
+    )
+
+
+@contextlib.asynccontextmanager
+async def _control_api(settings: FleetSettings, commands: Commands) -> AsyncIterator[str]:
+    """The socket in the state directory, and TCP where it is configured; its address."""
+    path = settings.state_dir / SOCKET
+    path.unlink(missing_ok=True)  # of a controller that was killed: the lease says that it is gone
+    local = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    before = os.umask(0o177)
+    try:
+        local.bind(str(path))
+    finally:
+        os.umask(before)
+    local.setblocking(False)
+    servers = [(HttpServer(control_app(commands), LIMITS), local)]
+    url = ""
+    if settings.fleet.control_host is not None:
+        token = secret_in(settings.fleet.control_token_file or settings.state_dir / TOKEN)
+        remote = bind(settings.fleet.control_host, settings.fleet.control_port, is_shared=False)
+        url = _url(remote)
+        servers.append((HttpServer(control_app(commands, token), LIMITS), remote))
+    tasks = [asyncio.create_task(server.serve(sockets=[one])) for server, one in servers]
+    try:
+        yield url
+    finally:
+        for server, _ in servers:
+            server.should_exit = True
+        await asyncio.gather(*tasks, return_exceptions=True)
+        path.unlink(missing_ok=True)
+
+
+async def _unless(hurry: asyncio.Event, work: Coroutine[Any, Any, None], then: Callable[[], object]) -> None:
+    """Do the work; call `then` where a second signal comes before its end."""
+    working = asyncio.create_task(work)
+    hurried = asyncio.create_task(hurry.wait())
+    await asyncio.wait([working, hurried], return_when=asyncio.FIRST_COMPLETED)
+    if not working.done():
+        then()
+    hurried.cancel()
+    await working
+
+
+def secret_in(path: Path) -> str:
+    """The secret of a file, which is made where it is missing: readable by this user alone."""
+    with contextlib.suppress(FileExistsError):
+        made = os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600)
+        with os.fdopen(made, "w") as file:
+            file.write(secrets.token_urlsafe(32) + "\n")
+    secret = path.read_text(encoding="utf-8").strip()
+    if not secret:
+        raise OptionError(f"{path} is empty: remove it, and it will be made again")
+    return secret
+
+
+def _url(listener: socket.socket) -> str:
+    host, port = listener.getsockname()[:2]
+    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
