@@ -10,6 +10,7 @@ import httpx
 import pytest
 
 from ridgeline.engine.errors import RequestFailed
+from ridgeline.server.effort import DEFAULT_BUDGETS
 from tests.server.responses import prompt_of
 from tests.server.scripted_client import fail, say
 from tests.server.stage import Stage
@@ -87,6 +88,8 @@ async def test_calls_are_objects_whole_and_streamed_and_their_results_find_them(
     assert "".join(part.get("thinking", "") for part in parts) == "hm"
     without = await whole(stage, tools=[WEATHER], think=False)
     assert "thinking" not in without["message"]
+    await whole(stage, think="low")
+    assert stage.client.asked[-1]["params"].thinking.tokens == DEFAULT_BUDGETS["low"]
 
     results = [{"role": "tool", "tool_name": "weather", "content": text} for text in ("rain", "sun")]
     turns = [*ASK["messages"], message, *results]
