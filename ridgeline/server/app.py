@@ -44,6 +44,7 @@ from ridgeline.server.openai_api.tokenize import apply_template, detokenize, tok
 from ridgeline.server.openapi.handlers import self_description
 from ridgeline.server.records.state import StateStore
 from ridgeline.server.records.usage_book import RequestUsage, UsageBook, show_usage
+from ridgeline.server.replica import endpoints as replica
 from ridgeline.server.responses_api import endpoints as responses
 from ridgeline.server.served_models import Model, ServedModels
 from ridgeline.server.vectors import endpoints as vectors
@@ -75,6 +76,7 @@ ENDPOINTS = [
     *messages_api.ENDPOINTS,
     *vectors.ENDPOINTS,
     *ollama_api.ENDPOINTS,
+    *replica.ENDPOINTS,
     Endpoint("GET", "/v1/models", health.list_models, "The served names", response=ModelList),
     Endpoint("GET", "/v1/models/{model:path}", health.show_model, "One served name", response=ModelCard),
     Endpoint(

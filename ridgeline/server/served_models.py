@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeVar
 
 from starlette.requests import HTTPConnection
@@ -48,6 +48,7 @@ class Model:
     engine: Engine
     metrics: ServerMetrics
     other_names: tuple[str, ...] = ()  # accepted, but not listed
+    start_segments: dict[str, float] = field(default_factory=dict)  # seconds before the engine's own start
 
 
 @dataclass(frozen=True, slots=True)

@@ -32,6 +32,7 @@ from ridgeline.engine.link.messages import (
     Outputs,
     Ping,
     Pong,
+    PrefixChanges,
     Question,
     Refused,
     StepDump,
@@ -39,6 +40,7 @@ from ridgeline.engine.link.messages import (
     Submit,
     ToEngine,
     ToFront,
+    WatchPrefixes,
     decode_to_front,
     frame,
 )
@@ -72,6 +74,7 @@ class AsyncClient:
         self._answers: dict[int, asyncio.Future[Answer]] = {}
         self._serials = itertools.count()
         self.accepted = 0  # requests since the start
+        self.on_prefixes: Callable[[PrefixChanges], None] = lambda changes: None
         self._end_reason = "the engine process ended unexpectedly"
         self.closed = asyncio.Event()
         self.on_close: Callable[[], Awaitable[None]] | None = None  # stops an engine started by this client
@@ -263,6 +266,10 @@ class AsyncClient:
         assert isinstance(answer, ExpertsCounted)
         return answer.tokens
 
+    def watch_prefixes(self, watch: bool) -> None:
+        """Have `on_prefixes` called with the cached blocks, then with every change; or no longer."""
+        self.send(WatchPrefixes(watch))
+
     def stop_engine(self) -> None:
         """Tell the engine to stop and exit. Open requests then end with that reason."""
         self._end_reason = "the engine was stopped before this request was complete"
@@ -340,6 +347,8 @@ class AsyncClient:
             case Pong(id, stats):
                 self.stats = stats
                 self._answer(id, message)
+            case PrefixChanges():
+                self.on_prefixes(message)
             case StepDump(id, _) | ExpertsCounted(id, _):
                 self._answer(id, message)
 

@@ -27,6 +27,9 @@ class PrefixIndex:
         self._model_salt = model_salt
         self._block_of: dict[bytes, int] = {}
         self._hash_of: dict[int, bytes] = {}
+        # Hashes that came or went since a reader last took it, and whether they are indexed now. None: no
+        # reader.
+        self.journal: dict[bytes, bool] | None = None
 
     def root(self, adapter: str = "", namespace: str = "") -> bytes:
         """The parent of every first block. Prefixes under different roots never match."""
@@ -69,6 +72,8 @@ class PrefixIndex:
         if old != name:
             del self._block_of[name]
             raise ValueError(f"block {block} already has hash {old.hex()} and cannot also have {name.hex()}")
+        if self.journal is not None:
+            self.journal[name] = True
         return True
 
     def forget(self, block: int) -> None:
@@ -76,8 +81,12 @@ class PrefixIndex:
         name = self._hash_of.pop(block, None)
         if name is not None:
             del self._block_of[name]
+            if self.journal is not None:
+                self.journal[name] = False
 
     def clear(self) -> None:
+        if self.journal is not None:
+            self.journal.update(dict.fromkeys(self._block_of, False))
         self._block_of.clear()
         self._hash_of.clear()
 

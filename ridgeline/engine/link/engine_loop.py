@@ -33,10 +33,12 @@ from ridgeline.engine.link.messages import (
     Outputs,
     Ping,
     Pong,
+    PrefixChanges,
     StepDump,
     Stop,
     Submit,
     ToEngine,
+    WatchPrefixes,
     refusal,
 )
 from ridgeline.engine.link.transport import Closed, EngineSocket, Opened, Woken
@@ -72,6 +74,8 @@ class EngineLoop:
         self._parent = parent  # the process that started this one; it may exit while the weights load
         self._owners: dict[str, tuple[int, str]] = {}  # open requests → connection, and their id there
         self._open_samples: dict[str, int] = {}  # open requests → unfinished samples
+        self._index = built.core.scheduler.index
+        self._watchers: set[int] = set()  # connections that are told of the prefix cache
         self._stopping = False
         self._idle_timeout_s = 0.0  # 0 while there may be idle work to do
         if self._core.grammars is not None:
@@ -86,6 +90,8 @@ class EngineLoop:
                 del self._open_samples[name]
             if self._core.has_work:
                 self._publish(self._core.step())
+                if self._index.journal:
+                    self._publish_prefixes()
             else:
                 self._idle_timeout_s = 0.0 if self._core.idle() else IDLE_WAIT_S
                 if os.getppid() != self._parent:
@@ -117,11 +123,14 @@ class EngineLoop:
                 self._socket.send(connection, StepDump(id, self._core.steps.dump(since)))
             case CountExperts(id):
                 self._socket.send(connection, ExpertsCounted(id, self._core.expert_counts()))
+            case WatchPrefixes(watch):
+                self._watch_prefixes(connection, watch)
             case Stop():
                 self._stopping = True
             case Opened():
                 self._socket.send(connection, self._hello())
             case Closed():
+                self._watch_prefixes(connection, False)
                 for name in [name for name, (owner, _) in self._owners.items() if owner == connection]:
                     self._publish(self._core.abort(name))
 
@@ -151,6 +160,24 @@ class EngineLoop:
             for connection, own_deltas in by_owner.items():
                 self._socket.send(connection, Outputs(own_deltas, stats))
 
+    def _watch_prefixes(self, connection: int, watch: bool) -> None:
+        if watch:
+            self._watchers.add(connection)
+            self._index.journal = self._index.journal or {}
+            cached = b"".join(name for name, _ in self._index.entries())
+            self._socket.send(connection, PrefixChanges(cached, whole=True))
+        else:
+            self._watchers.discard(connection)
+            if not self._watchers:
+                self._index.journal = None
+
+    def _publish_prefixes(self) -> None:
+        changes, self._index.journal = self._index.journal or {}, {}
+        stored = b"".join(name for name, is_indexed in changes.items() if is_indexed)
+        removed = b"".join(name for name, is_indexed in changes.items() if not is_indexed)
+        for connection in self._watchers:
+            self._socket.send(connection, PrefixChanges(stored, removed))
+
     def _finish_sample(self, name: str) -> None:
         self._open_samples[name] -= 1
         if self._open_samples[name] == 0:
@@ -174,6 +201,7 @@ class EngineLoop:
             sampling=built.sampling,
             counts_experts=bool(self._core.expert_counts()),
             files=self._files,
+            prefix_salt=built.core.scheduler.limits.model_salt,
         )
 
 

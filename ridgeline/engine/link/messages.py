@@ -69,11 +69,17 @@ class CountExperts(msgspec.Struct, frozen=True, tag=True):
     id: int
 
 
+class WatchPrefixes(msgspec.Struct, frozen=True, tag=True):
+    """Front → engine: send PrefixChanges from now on, first with all cached blocks; or stop."""
+
+    watch: bool
+
+
 class Stop(msgspec.Struct, frozen=True, tag=True):
     """Front → engine: stop the loop and exit with status 0."""
 
 
-ToEngine = Submit | Embed | Abort | Ping | DumpSteps | CountExperts | Stop
+ToEngine = Submit | Embed | Abort | Ping | DumpSteps | CountExperts | WatchPrefixes | Stop
 
 
 class Hello(msgspec.Struct, frozen=True, tag=True):
@@ -97,6 +103,7 @@ class Hello(msgspec.Struct, frozen=True, tag=True):
     scores_pairs: bool = False  # a cross-encoder: trained to score pairs of texts
     counts_experts: bool = False  # the model has routed experts, and the backend counts their tokens
     files: str = ""  # names the content of the model's files
+    prefix_salt: str = ""  # of the hashes in PrefixChanges
 
 
 class Outputs(msgspec.Struct, frozen=True, tag=True):
@@ -144,9 +151,20 @@ class ExpertsCounted(msgspec.Struct, frozen=True, tag=True):
     tokens: dict[int, list[int]]
 
 
+class PrefixChanges(msgspec.Struct, frozen=True, tag=True):
+    """Engine → front: hashes of KV blocks, each of HASH_BYTES, that entered or left the prefix cache.
+
+    whole: `stored` is everything that is cached now
+    """
+
+    stored: bytes
+    removed: bytes = b""
+    whole: bool = False
+
+
 Question = Ping | DumpSteps | CountExperts
 Answer = Pong | StepDump | ExpertsCounted
-ToFront = Hello | Outputs | Embedded | Refused | Pong | StepDump | ExpertsCounted
+ToFront = Hello | Outputs | Embedded | Refused | Pong | StepDump | ExpertsCounted | PrefixChanges
 
 
 def refusal(request_id: str, error: EngineError) -> Refused:

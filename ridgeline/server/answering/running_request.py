@@ -26,6 +26,7 @@ from ridgeline.server.http.off_loop import off_loop
 from ridgeline.server.http.request_context import RequestContext
 from ridgeline.server.records.recording import EndedRequest, TrafficRecorder
 from ridgeline.server.records.usage_book import UsageBook
+from ridgeline.server.replica.feed import ReplicaFeeds
 from ridgeline.server.replica.resumable import ResumableStream, Writer
 from ridgeline.server.served_models import ServedModels
 from ridgeline.telemetry.logs import log_request
@@ -73,6 +74,8 @@ class RunningRequest:
                 self._parts(), self.job.client.hello.max_running, self.inbox, self._submit
             )
             self._submission.begin()
+            if self.context.body:
+                self._name_prefix()
         except BaseException:
             self._leave_checks()
             raise
@@ -86,6 +89,13 @@ class RunningRequest:
             for arrival in self.inbox.close():
                 self.choices.add(*arrival, [])
         self._book(error)
+
+    def _name_prefix(self) -> None:
+        """A fleet follows the prefix cache: the prompt's blocks get the names that its routers know."""
+        body, self.context.body = self.context.body, b""
+        if len(self.job.prompts) == 1:
+            feed = self._served_models.part(ReplicaFeeds).of(self.job.served.model)
+            feed.asked(body, self.job.prompts[0].ids, self.job.cache_namespace)
 
     async def replay(self, shape: Writer) -> None:
         """Of a continued stream, before the request begins: what the client has is not written again."""

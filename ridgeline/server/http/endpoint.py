@@ -56,6 +56,7 @@ class Endpoint:
     answers: dict[int, Any] = field(default_factory=dict)  # bodies of statuses that differ from both
     examples: tuple[dict[str, Any], ...] = ()  # bodies that are accepted; the first is shown first
     needs_key: bool = True
+    is_endless: bool = False  # the answer ends when the client or the server does
 
     def route(self) -> Route:
         return Route(self.path, self.handler, methods=[self.method])

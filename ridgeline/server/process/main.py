@@ -29,7 +29,7 @@ from ridgeline.server.config import ServerConfig
 from ridgeline.server.process.errors import PortTaken
 from ridgeline.server.process.rpc import started_grpc
 from ridgeline.server.process.setup import ModelSetup, sharing_memory
-from ridgeline.server.process.startup_text import serving_line, startup_lines
+from ridgeline.server.process.startup_text import serving_line, since_process_start, startup_lines
 from ridgeline.server.process.supervisor import Supervisor
 from ridgeline.server.records.state import StateStore, open_state
 from ridgeline.telemetry import logs
@@ -61,6 +61,7 @@ class Supervised:
 
     setup: ModelSetup
     supervisor: Supervisor
+    begun_s: float = 0.0  # seconds from the start of this process to that of the engine's
 
     def for_handlers(self) -> Model:
         """The model as handlers see it, with metrics fed by the supervisor."""
@@ -74,7 +75,8 @@ class Supervised:
             supervisor.client.stats if supervisor.client is not None else None
         )
         supervisor.on_start = lambda client: metrics.engine_started(client.hello.seconds, client.hello.bytes)
-        return Model(self.setup.names, supervisor, metrics, self.setup.other_names)
+        segments = {"process": self.begun_s}
+        return Model(self.setup.names, supervisor, metrics, self.setup.other_names, segments)
 
     def startup_lines(self) -> str:
         client, name = self.supervisor.client, self.setup.names[0]
@@ -128,7 +130,7 @@ def serve(models: Sequence[ModelSetup], server: ServerConfig) -> int:
     try:
         paths = [ensure(setup.engine.model).path for setup in models]
         supervised = [
-            Supervised(setup, Supervisor(setup.engine, path, server))
+            Supervised(setup, Supervisor(setup.engine, path, server), since_process_start())
             for setup, path in zip(sharing_memory(models, paths), paths, strict=True)
         ]
         names = [name for setup in models for name in setup.names]

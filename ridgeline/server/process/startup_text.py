@@ -26,7 +26,7 @@ def startup_lines(client: AsyncClient, name: str) -> str:
         f"ridgeline {__version__} · {name} · context {hello.max_context:,}",
         f"  backend  {hello.backend}",
         *(f"           {note}" for note in hello.notes),
-        f"  start    {seconds} · ready {_since_process_start():.2f} s",
+        f"  start    {seconds} · ready {since_process_start():.2f} s",
         *_memory_lines(hello.bytes, hello.kv_tokens),
         *_limit_lines(hello.limits),
         *_sampling_lines(hello.sampling),
@@ -87,7 +87,7 @@ def _rate(per_s: float, unit: str, digits: int) -> str:
     return f"{per_s / 1e12:.2f} T{unit}" if per_s >= 1e12 else f"{per_s / 1e9:.{digits}f} G{unit}"
 
 
-def _since_process_start() -> float:
+def since_process_start() -> float:
     """Seconds since this process was created, including interpreter start and imports."""
     try:
         ticks = int(Path("/proc/self/stat").read_text().rpartition(")")[2].split()[19])

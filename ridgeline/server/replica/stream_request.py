@@ -17,13 +17,18 @@ from ridgeline.replica.resume import (
 )
 from ridgeline.server.errors import ApiError, BadRequest
 from ridgeline.server.http.request_context import RequestContext, is_sane_id
+from ridgeline.server.replica.feed import ReplicaFeeds
+from ridgeline.server.served_models import ServedModels
 
+PROMPT_PATHS = frozenset({"/v1/chat/completions", "/v1/completions", "/v1/messages", "/v1/responses"})
 RESUMABLE_PATHS = frozenset({"/v1/chat/completions", "/v1/completions", "/v1/messages"})
 
 
 def take_state(request: Request, body: bytes) -> bytes:
     """The client's own body. What the router asks for is noted in the request's context."""
     headers, path = request.headers, request.url.path
+    if path in PROMPT_PATHS and ServedModels.of(request).part(ReplicaFeeds).any_wanted:
+        RequestContext.of(request).body = body
     wants_markers = headers.get(RESUMABLE_HEADER) == "1"
     if wants_markers and path in RESUMABLE_PATHS:
         RequestContext.of(request).resumable = True
