@@ -265,12 +265,8 @@ def _states(base_url: str, states: list[str]) -> None:
 
 
 def _stream(base_url: str, streamed: list[str]) -> None:
-    body = {
-        "messages": [{"role": "user", "content": "Count to one hundred."}],
-        "max_tokens": 120,
-        "stream": True,
-    }
-    with httpx.stream("POST", base_url + CHAT, json={**body, "ignore_eos": True}, timeout=LIMIT_S) as answer:
+    messages = [{"role": "user", "content": "Count to one hundred."}]
+    body = {"messages": messages, "max_tokens": 120, "ignore_eos": True, "stream": True}
+    with httpx.stream("POST", base_url + CHAT, json=body, timeout=LIMIT_S) as answer:
         for line in answer.iter_lines():
-            if line:
-                streamed.append(line)
+            streamed += [line] if line else []
