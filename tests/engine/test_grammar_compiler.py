@@ -12,6 +12,7 @@ from ridgeline.engine.errors import InvalidRequest
 from ridgeline.engine.grammar import Grammar
 from ridgeline.engine.grammar import compiler as compiling
 from ridgeline.engine.grammar.compiler import GrammarCompiler
+from ridgeline.engine.grammar.keywords import schema_grammar
 from ridgeline.engine.grammar.library import Compiled
 from ridgeline.engine.grammar.masks import allowed_tokens, mask_words
 from ridgeline.engine.grammar.trial import NO_TIME
@@ -84,6 +85,33 @@ def test_a_grammar_that_came_to_a_limit_ends_with_an_error_and_is_compiled_anew(
 def test_a_stranger_is_not_served_such_a_grammar(tried):
     with pytest.raises(InvalidRequest, match="cannot be served"):
         tried.compile(HUNGRY)
+
+
+@pytest.mark.parametrize(
+    "schema",
+    [
+        {"type": "integer", "format": "int64"},
+        {"type": "integer", "format": "int64", "nullable": True},
+        {"type": "integer", "minimum": -(2**63), "maximum": 2**63 - 1},
+        {"type": "integer", "maximum": 2**63 - 1},
+        {"type": "integer", "exclusiveMinimum": -(10**30)},
+        {"type": "number", "minimum": -1e30, "maximum": 1e30},
+    ],
+)
+def test_bounds_beyond_the_librarys_numbers_are_narrowed(trusting, schema):
+    compiled = trusting.compile(schema_grammar(schema))
+
+    def is_accepted(text: str) -> bool:
+        matcher = compiled.matcher()
+        try:
+            for token in trusting._vocabulary.tokenizer.greedy_tokenize(text):
+                matcher.advance(token)
+        except ValueError:
+            return False
+        return matcher.accepts
+
+    assert all(is_accepted(str(value)) for value in (0, 12, -12, 2**62, -(2**62)))
+    assert not any(is_accepted(str(value)) for value in (2**63, -(2**63) - 1, 10**31, -(10**31)))
 
 
 def test_what_was_refused_is_known_to_be_so(tried):

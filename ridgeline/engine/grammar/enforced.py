@@ -15,6 +15,7 @@ from typing import Any
 from ridgeline.engine.grammar.patterns import DATE, DATE_TIME, TIME, strict_pattern
 
 LARGEST_INTEGER = 2**53 - 1  # the largest that every JSON parser reads exactly
+LARGEST_BOUND = 2**63 - 1024  # the library reads bounds as float64 and makes no range beyond this one
 DECIMALS = 9  # digits after the decimal point
 MAX_MEMBERS = 32  # for an object whose members are not named in the schema
 
@@ -101,6 +102,7 @@ class Enforced:
         if not schema.get("x-ridgeline-unbounded"):
             _bound_number(written)
             self._bound_object(written)
+        _narrow_bounds(written)
         self._member_counts(written, path)
         return written
 
@@ -175,9 +177,23 @@ def _bound_number(written: dict[str, Any]) -> None:
         written["multipleOf"] = 10**-DECIMALS
 
 
+def _narrow_bounds(written: dict[str, Any]) -> None:
+    """Replace bounds that the library cannot read, those of int64 among them, by the nearest that it can."""
+    for keyword in ("minimum", "exclusiveMinimum"):
+        if _is_number(written.get(keyword)):
+            written[keyword] = max(written[keyword], -LARGEST_BOUND)
+    for keyword in ("maximum", "exclusiveMaximum"):
+        if _is_number(written.get(keyword)):
+            written[keyword] = min(written[keyword], LARGEST_BOUND)
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
 def _beyond(other: Any) -> int:
     """The bound on one side if the schema gives the other."""
-    size = abs(other) if isinstance(other, int | float) and not isinstance(other, bool) else 0
+    size = abs(other) if _is_number(other) else 0
     return LARGEST_INTEGER if size < LARGEST_INTEGER else int(size) * 10
 
 
