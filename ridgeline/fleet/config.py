@@ -32,6 +32,7 @@ class FleetConfig:
 
     host: str = option("127.0.0.1", "address to listen on; 0.0.0.0 for every interface")
     port: int = option(8080, "port to listen on; 0 picks a free one")
+    grpc_port: int | None = option(None, "also serve gRPC, on this port; needs ridgeline[grpc]; default: off")
     routers: int = option(1, "router processes, which share the port")
     state_dir: Path | None = option(
         None, "directory for state, events, logs and sockets; default: ~/.local/state/ridgeline/fleet"
@@ -64,6 +65,7 @@ class FleetConfig:
 
     def __post_init__(self) -> None:
         check_range(self, "[fleet]", 0, 65_535, "port", "control_port")
+        check_range(self, "[fleet]", 1, 65_535, "grpc_port")
         check_range(self, "[fleet]", 1, 256, "routers")
         check_range(self, "[fleet]", 0, 1e12, "budget")
         check_range(self, "[fleet]", 0, DAY_S, "drain_s")

@@ -33,6 +33,7 @@ from ridgeline.running import SetState, announced
 from ridgeline.telemetry import logs
 from ridgeline.version import __version__
 from ridgeline.web.connection import ConnectionLimits
+from ridgeline.web.grpc.extra import check_port, require_grpc
 from ridgeline.web.listener import HttpServer
 
 log = logging.getLogger("ridgeline.fleet")
@@ -110,6 +111,10 @@ async def _listener(
     port = settings.fleet.port
     if adopted and port == 0:
         port = int(await store.fact("port") or 0)
+    if settings.fleet.grpc_port is not None:
+        require_grpc("[fleet] grpc_port")
+        if not adopted:  # the routers share it with each other alone
+            check_port(settings.fleet.host, settings.fleet.grpc_port)
     listener = bind(settings.fleet.host, port, is_shared=bool(adopted))
     await store.set_fact("port", str(listener.getsockname()[1]))
     return listener
@@ -218,6 +223,7 @@ def router_config(settings: FleetSettings, number: int) -> RouterConfig:
     fleet = settings.fleet
     return RouterConfig(
         host=fleet.host,
+        grpc_port=fleet.grpc_port,
         keys=settings.keys,
         allowed_hosts=fleet.allowed_hosts,
         name=f"router-{number}",

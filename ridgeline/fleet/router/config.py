@@ -35,6 +35,7 @@ class RouterConfig:
     """Of one router process. The controller writes it as JSON to the process's standard input."""
 
     host: str = "127.0.0.1"  # that the listener is bound to
+    grpc_port: int | None = None  # shared by all routers; None: no gRPC
     keys: tuple[str, ...] = ()  # accepted bearer keys; none: every client is served
     allowed_hosts: tuple[str, ...] = ()  # without keys: host names that clients may use
     control_token: str = ""  # for a control address over TCP

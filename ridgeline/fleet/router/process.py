@@ -18,6 +18,7 @@ import socket
 import sys
 import time
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import msgspec
 
@@ -31,8 +32,12 @@ from ridgeline.web.connection import ConnectionLimits
 from ridgeline.web.listener import HttpServer
 from ridgeline.web.open_files import allow_open_files
 
+if TYPE_CHECKING:
+    from ridgeline.web.grpc.listener import GrpcServer
+
 POLL_S = 0.02
 IDLE_S = 1.0  # an idle connection stays open for this time when the router stops
+LAST_RPCS_S = 1.0  # for RPCs to end after their requests
 FILES_EACH, OTHER_FILES = 2, 512  # the client's socket and the replica's
 
 log = logging.getLogger("ridgeline.fleet")
@@ -84,12 +89,15 @@ async def _serve(config: RouterConfig, listener: socket.socket, control: str | P
     limits = ConnectionLimits(config.max_head_bytes, config.head_timeout_s, most, None)
     server = HttpServer(app, limits)
     router.start()
+    rpc = await _started_grpc(app, config, most)
     serving = asyncio.create_task(server.serve(sockets=[listener]))
     gc.freeze()
     try:
         await asyncio.wait([serving, asyncio.create_task(stop.wait())], return_when=asyncio.FIRST_COMPLETED)
         app.is_draining = True
         server.drain(IDLE_S)
+        if rpc is not None:
+            rpc.drain()
         until = time.monotonic() + config.drain_s
         while (app.live or server.connections) and time.monotonic() < until:
             await asyncio.sleep(POLL_S)
@@ -97,9 +105,21 @@ async def _serve(config: RouterConfig, listener: socket.socket, control: str | P
             log.warning("ending requests that did not finish within drain_s", extra={"count": len(app.live)})
             app.end_all()
     finally:
+        if rpc is not None:
+            await rpc.stop(LAST_RPCS_S)
         await router.stop()
         server.should_exit = True
         await serving
+
+
+async def _started_grpc(app: RouterApp, config: RouterConfig, concurrent: int) -> GrpcServer | None:
+    if config.grpc_port is None:
+        return None
+    from ridgeline.web.grpc.listener import GrpcServer, RpcLimits
+
+    server = GrpcServer(app, RpcLimits(config.max_body_bytes, config.max_head_bytes, concurrent))
+    await server.start(config.host, config.grpc_port, shared=True)
+    return server
 
 
 def main() -> None:

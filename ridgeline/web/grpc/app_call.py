@@ -25,14 +25,14 @@ Headers = Sequence[tuple[bytes, bytes]]
 
 
 class AppCall:
-    """Used as the app's connection too: the gateway asks it for room, and is told of a lost client."""
+    """Used as the app's connection too: proxies ask it for room, and are told of a lost client."""
 
     def __init__(self, app: ASGIApp) -> None:
         self.status = 0
         self.headers: dict[str, str] = {}
         self.is_whole = False  # the app has ended its answer; False after the last piece: it broke off
         self.when_gone: Callable[[], None] | None = None  # set by the app
-        self.flow = self
+        self.flow = self.transport = self
         self.read_paused = False  # the body is here: nothing is read
         self.pipeline: tuple[()] = ()
         self._app = app
@@ -51,6 +51,14 @@ class AppCall:
 
     def resume_reading(self) -> None:
         pass
+
+    def is_closing(self) -> bool:
+        return self._is_gone.is_set()
+
+    def abort(self) -> None:
+        """The app gives up on a client that does not read: the answer breaks off."""
+        self._is_gone.set()
+        self._has_room.set()
 
     def begin(
         self, method: str, path: str, headers: Headers, body: bytes, client: tuple[str, int] | None, rpc: str

@@ -32,6 +32,7 @@ class ScriptedReplica:
         self.sends_load = True
         self.status = 200
         self.tokens = 8
+        self.event = b'data: {"token":%d}\n\n'
         self.pause_s = 0.0
         self.gate: asyncio.Event | None = None  # streams stop at `gate_at` until it is set
         self.gate_at = 4
@@ -101,7 +102,7 @@ class ScriptedReplica:
                 await self.gate.wait()
             if self.fault is not None and await self.fault(asked, token):
                 return
-            event = b'data: {"token":%d}\n\n' % token
+            event = self.event % token
             marker = Marker(len(event), [Tokens(0, [token])], head=head)
             head = None
             group = encode_group(marker, event)

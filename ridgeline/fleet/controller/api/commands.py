@@ -18,7 +18,7 @@ from ridgeline.fleet.controller.managed_model import RollRefused
 from ridgeline.fleet.messages import Demand
 from ridgeline.options import OptionError, check_values
 
-FIXED = ("host", "port", "routers", "state_dir", "control_host", "control_port")
+FIXED = ("host", "port", "grpc_port", "routers", "state_dir", "control_host", "control_port")
 
 
 class CommandRefused(Exception):
