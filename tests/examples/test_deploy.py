@@ -1,8 +1,7 @@
-"""The commands and settings in deploy/, and the settings on the migration page, are accepted."""
+"""The commands and settings in deploy/systemd, and the settings on the migration page, are accepted."""
 
 from __future__ import annotations
 
-import json
 import os
 import re
 import shlex
@@ -60,17 +59,6 @@ def test_the_server_s_unit_starts_a_server_with_its_settings(tmp_path: Path) -> 
 def test_the_gateway_s_unit_starts_a_gateway_with_its_settings(tmp_path: Path) -> None:
     arguments = exec_start("ridgeline-gateway.service", STATE_DIRECTORY=str(tmp_path))
     assert "1 upstream, 1 model; the configuration is valid" in ridgeline(*arguments, "--check", **KEYS)
-
-
-def test_the_container_s_command_is_accepted(tmp_path: Path) -> None:
-    text = (ROOT / "deploy" / "container" / "Containerfile").read_text(encoding="utf-8")
-    command = re.search(r"^CMD (\[.*\])$", text, re.MULTILINE)
-    assert command
-    arguments = [str(tmp_path / "keys") if "/run/" in word else word for word in json.loads(command[1])]
-    (tmp_path / "keys").write_text("key\n", encoding="utf-8")
-    assert tomllib.loads(ridgeline(*arguments, "--print-config"))["server"]["host"] == "0.0.0.0"
-    for copied in re.findall(r"^COPY (?!--from)(.*) \S+$", text, re.MULTILINE):
-        assert all((ROOT / name).exists() for name in copied.split())
 
 
 @pytest.mark.parametrize("page", ["migrate-from-litellm.md"])

@@ -1,4 +1,4 @@
-"""A small Kubernetes API on a loopback port, for tests: pods, their logs, Secrets and nodes, with the watch protocol.
+"""A small Kubernetes API on a loopback port, for tests: pods, their logs, Secrets, nodes, watches.
 
 It keeps versions, a history of events (and forgets it: 410), labels, owners, preconditions, grace periods and
 tokens as the real API does. It schedules nothing by itself: a test plays the scheduler and the node. Pods and

@@ -1,4 +1,4 @@
-"""KubernetesSubstrate against an emulated API: not a cluster, but the same calls, watch protocol and errors."""
+"""KubernetesSubstrate against an emulated API: no cluster, but its calls, watch protocol and errors."""
 
 from __future__ import annotations
 

@@ -1,0 +1,268 @@
+"""RaySubstrate: replicas are actors of Ray Core, each in a placement group of its own. Ray Serve is not used.
+
+Actors and groups are detached and named FLEET/REPLICA: they outlive the controller and are found again by
+name. Ray decides the node; requests go straight to the server's port. Ray's calls block: they run in threads.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import importlib
+import os
+import threading
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import msgspec
+
+from ridgeline.fleet.config_substrates import RayConfig, pairs
+from ridgeline.fleet.substrates.ray_actor import KILL_GRACE_S, ReplicaActor, Report
+from ridgeline.fleet.substrates.substrate import (
+    Capacity,
+    Handle,
+    Observed,
+    ReplicaSpec,
+    SubstrateError,
+)
+
+ANSWER_S = 5.0  # an actor that does not answer within this time is said to be silent, not dead
+KEPT_LOG = 65_536  # bytes of an ended replica's log that are kept here
+LOOPBACK = "127.0.0.1"
+
+
+class RaySubstrate:
+    def __init__(self, config: RayConfig) -> None:
+        self._config = config
+        self._lock = threading.Lock()
+        self._ray: Any = None
+        self._actors: dict[str, Any] = {}
+        self._last: dict[str, Report] = {}
+        self._endings: dict[str, tuple[Observed, bytes]] = {}  # of replicas that ended, with their logs
+
+    async def start(self, spec: ReplicaSpec) -> Handle:
+        await asyncio.to_thread(self._start, spec)
+        return Handle(spec.id, spec.mark)
+
+    async def stop(self, handle: Handle, drain_s: float) -> None:
+        await asyncio.to_thread(self._stop, handle.place, drain_s)
+
+    async def poll(self, handle: Handle) -> Observed:
+        return await asyncio.to_thread(self._poll, handle.place)
+
+    async def logs(self, handle: Handle, last_bytes: int) -> bytes:
+        return await asyncio.to_thread(self._logs, handle.place, last_bytes)
+
+    async def find(self, fleet: str) -> Sequence[Handle]:
+        return await asyncio.to_thread(self._find, fleet)
+
+    async def capacity(self) -> Capacity:
+        found: Mapping[str, float] = await asyncio.to_thread(lambda: self._cluster().cluster_resources())
+        memory = found.get("memory")
+        return Capacity(
+            cpus=found.get("CPU", 0.0),
+            memory=None if memory is None else memory / (1 << 30),
+            gpus=int(found.get("GPU", 0.0)),
+        )
+
+    async def close(self) -> None:
+        """A cluster that was started here ends, with its replicas; those of another one go on."""
+        if self._ray is not None:
+            await asyncio.to_thread(self._ray.shutdown)
+            self._ray = None
+
+    # ── in threads ──
+
+    def _cluster(self) -> Any:
+        with self._lock:
+            if self._ray is None:
+                self._ray = _connect(self._config)
+            return self._ray
+
+    def _start(self, spec: ReplicaSpec) -> None:
+        ray = self._cluster()
+        wanted = bundle(spec, self._config)
+        try:
+            group = ray.util.placement_group(
+                [wanted], strategy="STRICT_PACK", name=spec.mark, lifetime="detached"
+            )
+            named = {name: amount for name, amount in wanted.items() if name not in ("CPU", "GPU", "memory")}
+            options = ray.remote(ReplicaActor).options(
+                name=spec.mark,
+                namespace=self._config.namespace,
+                lifetime="detached",
+                num_cpus=wanted["CPU"],
+                num_gpus=wanted.get("GPU", 0),
+                memory=wanted.get("memory"),
+                resources=named or None,
+                max_restarts=0,  # the controller starts another replica, under another name
+                max_concurrency=4,  # reports are answered during a drain
+                scheduling_strategy=ray.util.scheduling_strategies.PlacementGroupSchedulingStrategy(
+                    placement_group=group, placement_group_bundle_index=0
+                ),
+            )
+            self._actors[spec.mark] = options.remote(msgspec.json.encode(spec), self._host())
+        except (ray.exceptions.RayError, ValueError) as error:
+            self._release(spec.mark)
+            raise SubstrateError(f"Ray refused to start {spec.id}: {error}") from error
+
+    def _stop(self, mark: str, drain_s: float) -> None:
+        ray = self._cluster()
+        actor = self._actor(mark)
+        if actor is not None and self._is_placed(mark):
+            # A dead or silent actor cannot drain; its guard kills the server when the actor's process ends.
+            with contextlib.suppress(ray.exceptions.RayError):
+                ray.get(actor.stop.remote(drain_s), timeout=drain_s + KILL_GRACE_S + ANSWER_S)
+        self._release(mark)
+
+    def _poll(self, mark: str) -> Observed:
+        if mark in self._endings:
+            return self._endings[mark][0]
+        ray = self._cluster()
+        if not self._is_placed(mark):
+            return Observed("pending", reason=self._why_pending(mark))
+        actor = self._actor(mark)
+        if actor is None:
+            return self._end(mark, Observed("exited", reason=f"Ray has no actor {mark} any more"))
+        last = self._last.get(mark)
+        try:
+            report = msgspec.json.decode(ray.get(actor.report.remote(), timeout=ANSWER_S), type=Report)
+        except (ray.exceptions.GetTimeoutError, ray.exceptions.ActorUnavailableError):
+            silent = f"its actor has not answered within {ANSWER_S:.0f} s"
+            return Observed("running", "" if last is None else last.url, reason=silent)
+        except ray.exceptions.RayError as error:
+            return self._end(mark, Observed("exited", reason=_death(error)))
+        self._last[mark] = report
+        if report.exit_code is not None or (report.reason and report.pid is None):
+            seen = Observed("exited", report.url, report.exit_code, report.reason)
+            log = b""
+            with contextlib.suppress(ray.exceptions.RayError):
+                log = ray.get(actor.tail.remote(KEPT_LOG), timeout=ANSWER_S)
+                ray.get(actor.stop.remote(0.0), timeout=ANSWER_S)
+            return self._end(mark, seen, log)
+        return Observed("running", report.url, reason="" if report.url else "it has not bound its port yet")
+
+    def _logs(self, mark: str, last_bytes: int) -> bytes:
+        if mark in self._endings:
+            return self._endings[mark][1][-last_bytes:]
+        ray, actor = self._cluster(), self._actor(mark)
+        if actor is None:
+            raise SubstrateError(f"Ray has no actor {mark}; the log of a lost node is lost with it")
+        try:
+            found: bytes = ray.get(actor.tail.remote(last_bytes), timeout=ANSWER_S)
+        except ray.exceptions.RayError as error:
+            raise SubstrateError(f"the actor {mark} cannot be asked for its log: {_death(error)}") from error
+        return found
+
+    def _find(self, fleet: str) -> list[Handle]:
+        named = self._cluster().util.list_named_actors(all_namespaces=True)
+        return [
+            Handle(one["name"].partition("/")[2], one["name"])
+            for one in named
+            if one["namespace"] == self._config.namespace and one["name"].startswith(f"{fleet}/")
+        ]
+
+    def _actor(self, mark: str) -> Any:
+        """None if it is dead, or was never started."""
+        if mark not in self._actors:
+            try:
+                self._actors[mark] = self._cluster().get_actor(mark, namespace=self._config.namespace)
+            except ValueError:
+                return None
+        return self._actors[mark]
+
+    def _group(self, mark: str) -> Any:
+        try:
+            return self._cluster().util.get_placement_group(mark)
+        except ValueError:
+            return None
+
+    def _is_placed(self, mark: str) -> bool:
+        group = self._group(mark)
+        table = {} if group is None else self._cluster().util.placement_group_table(group)
+        return bool(table.get("state") != "PENDING")
+
+    def _why_pending(self, mark: str) -> str:
+        ray = self._cluster()
+        wanted = ray.util.placement_group_table(self._group(mark)).get("bundles", {}).get(0, {})
+        free = ray.available_resources()
+        text = ", ".join(
+            f"{name} {amount:g} ({free.get(name, 0.0):g} free)" for name, amount in sorted(wanted.items())
+        )
+        return f"no node of the Ray cluster has room for {text}"
+
+    def _end(self, mark: str, seen: Observed, log: bytes = b"") -> Observed:
+        self._endings[mark] = (seen, log)
+        self._release(mark)
+        return seen
+
+    def _release(self, mark: str) -> None:
+        """The actor and its group: what they reserve is free for others."""
+        ray, actor = self._cluster(), self._actor(mark)
+        if actor is not None:
+            with contextlib.suppress(ray.exceptions.RayError, ValueError):
+                ray.kill(actor, no_restart=True)
+        group = self._group(mark)
+        if group is not None:
+            with contextlib.suppress(ray.exceptions.RayError, ValueError):
+                ray.util.remove_placement_group(group)
+        self._actors.pop(mark, None)
+        self._last.pop(mark, None)
+
+    def _host(self) -> str:
+        """The address to listen on: empty means the node's own."""
+        return LOOPBACK if self._config.address is None else ""
+
+
+def bundle(spec: ReplicaSpec, config: RayConfig) -> dict[str, float]:
+    """What Ray reserves for one replica, by resource."""
+    wanted: dict[str, float] = {"CPU": float(spec.resources.cpus or 1)}
+    if spec.resources.gpus:
+        wanted["GPU"] = float(spec.resources.gpus)
+    if spec.resources.memory is not None:
+        wanted["memory"] = spec.resources.memory * (1 << 30)
+    if spec.resources.region:
+        wanted[f"region:{spec.resources.region}"] = 0.001
+    if spec.resources.pool:
+        wanted[f"pool:{spec.resources.pool}"] = 0.001
+    return wanted | pairs(config.resources, "[substrate.ray] resources", float)
+
+
+def _connect(config: RayConfig) -> Any:
+    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+    try:
+        ray = importlib.import_module("ray")
+        importlib.import_module("ray.util.scheduling_strategies")
+    except ImportError as error:
+        raise SubstrateError(
+            f"[substrate] kind = \"ray\" needs Ray ({error}): pip install '.[ray]'"
+        ) from error
+    options: dict[str, Any] = {"namespace": config.namespace, "log_to_driver": False}
+    if config.address is not None:
+        options["address"] = config.address
+    else:
+        options |= {"include_dashboard": False, "num_cpus": config.cpus, "_node_ip_address": LOOPBACK}
+    errors: list[Exception] = []
+    done = threading.Event()
+
+    def init() -> None:
+        try:
+            ray.init(configure_logging=False, **options)
+        except (ConnectionError, RuntimeError, ValueError) as error:
+            errors.append(error)
+        done.set()
+        threading.Event().wait()
+
+    # Linux ends a cluster that is started here together with the thread that started it: this one stays.
+    threading.Thread(target=init, name="ray-init", daemon=True).start()
+    done.wait()
+    if errors:
+        where = config.address or "on this machine"
+        raise SubstrateError(f"the Ray cluster {where} cannot be used: {errors[0]}") from errors[0]
+    return ray
+
+
+def _death(error: Exception) -> str:
+    """Ray's own words: its sentence about the cause, without the actor's ids before it."""
+    text = " ".join(str(error).split())
+    return text[max(text.find("The actor died because"), 0) :][:400]
