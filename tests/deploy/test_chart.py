@@ -1,7 +1,7 @@
 """The Helm chart: lint, rendering, published schemas, and what our programs say to its commands and files.
 
-Schema-valid and rendered: no cluster has seen it. Objects without a schema of Kubernetes (KEDA's ScaledObject,
-the Prometheus operator's PodMonitor) are checked against the fields that their definitions list.
+Schema-valid and rendered: no cluster has seen it. Objects that Kubernetes has no schema for (ScaledObject and
+PodMonitor, of operators) are checked against the fields that their definitions list.
 """
 
 from __future__ import annotations

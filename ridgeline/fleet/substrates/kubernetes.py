@@ -78,9 +78,7 @@ class KubernetesSubstrate:
         place = _place(handle)
         found = await self._watch(place.fleet).get(place.name)
         if found is None or found["metadata"]["uid"] != place.uid:
-            return Observed(
-                "exited", reason=f"pod {place.name} is no longer there: it was deleted or evicted"
-            )
+            return Observed("exited", reason=f"pod {place.name} does not exist: it was deleted or evicted")
         return observed(found)
 
     async def logs(self, handle: Handle, last_bytes: int) -> bytes:

@@ -1,6 +1,6 @@
 """KubernetesApi: the few calls of the Kubernetes API that a controller needs, on the proxy's HTTP client.
 
-Why not the `kubernetes` package: docs/decisions/0014. In a pod, address, token and CA are those of its
+Why not the `kubernetes` package: docs/decisions/0015. In a pod, address, token and CA are those of its
 service account; the token is read again every minute. Elsewhere, `kubectl proxy` gives an address
 that needs neither.
 """

@@ -1,4 +1,4 @@
-"""RaySubstrate: replicas are actors of Ray Core, each in a placement group of its own. Ray Serve is not used.
+"""RaySubstrate: replicas are actors of Ray Core, each in its own placement group. Ray Serve is not used.
 
 Actors and groups are detached and named FLEET/REPLICA: they outlive the controller and are found again by
 name. Ray decides the node; requests go straight to the server's port. Ray's calls block: they run in threads.

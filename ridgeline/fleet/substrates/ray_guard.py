@@ -54,7 +54,7 @@ def _follow(server: subprocess.Popen[bytes]) -> None:
 
 
 def _kill_session() -> None:
-    """The server, and its engines, which may have process groups of their own."""
+    """The server, and its engines, which may have their own process groups."""
     own = os.getpid()
     for folder in Path("/proc").glob("[0-9]*"):
         try:

@@ -1,4 +1,4 @@
-"""Scenes on a real Ray cluster, each in a process and a network namespace of its own: only loopback is up.
+"""Scenes on a real Ray cluster, each in its own process and network namespace: only loopback is up.
 
     unshare --user --map-root-user --net python -m tests.fleet.substrates.ray_scenes SCENE MODEL
 

@@ -157,7 +157,7 @@ async def test_a_lost_node_and_a_deleted_pod_end_a_replica(
     seen = await until(substrate, handle, lambda seen: seen.phase == "exited")
     assert seen.reason == "NodeLost: node is unreachable"
     await cluster.remove(NAME)
-    seen = await until(substrate, handle, lambda seen: "no longer there" in seen.reason)
+    seen = await until(substrate, handle, lambda seen: "does not exist" in seen.reason)
     assert seen.phase == "exited"
 
 

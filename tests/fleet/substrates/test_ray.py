@@ -1,4 +1,4 @@
-"""RaySubstrate on a real Ray cluster, in a network namespace of its own. Slow: a cluster takes seconds to start."""
+"""RaySubstrate on a real Ray cluster, in its own network namespace. A cluster takes seconds to start."""
 
 from __future__ import annotations
 
