@@ -27,6 +27,7 @@ from ridgeline.fleet.controller.store import FleetStore
 from ridgeline.fleet.router.config import RouterConfig
 from ridgeline.fleet.router.process import config_line, router_command
 from ridgeline.fleet.substrates.choice import make_substrate
+from ridgeline.fleet.substrates.substrate import SubstrateError
 from ridgeline.options import OptionError
 from ridgeline.proxy.http_client import HttpClient
 from ridgeline.running import SetState, announced
@@ -143,7 +144,10 @@ class _Fleet:
         self, reread: Callable[[], FleetSettings], stop: asyncio.Event, hurry: asyncio.Event
     ) -> int:
         controller, fleet = self._controller, self._settings.fleet
-        await controller.start()
+        try:
+            await controller.start()
+        except SubstrateError as error:
+            raise OptionError(f"[substrate] {self._settings.substrate.kind}: {error}") from error
         commands = Commands(controller, self._url, reread, stop.set)
         async with _control_api(self._settings, commands) as control_url:
             routers = self._routers(controller.fleet)

@@ -3,14 +3,24 @@
 from __future__ import annotations
 
 from ridgeline.fleet.config import FleetSettings
-from ridgeline.fleet.substrates.substrate import Substrate
+from ridgeline.fleet.substrates.substrate import Substrate, SubstrateError
 from ridgeline.options import OptionError
 
 
 def make_substrate(settings: FleetSettings) -> Substrate:
-    kind = settings.substrate.kind
+    """OptionError: its settings cannot be used here. Ray and the Kubernetes API are first asked later."""
+    kind, options = settings.substrate.kind, settings.substrate_options
     if kind == "local":
         from ridgeline.fleet.substrates.local import LocalSubstrate
 
-        return LocalSubstrate(settings.state_dir, settings.substrate_options)
-    raise OptionError(f"[substrate] kind = {kind!r} is not available in this version; use local")
+        return LocalSubstrate(settings.state_dir, options)
+    if kind == "ray":
+        from ridgeline.fleet.substrates.ray import RaySubstrate
+
+        return RaySubstrate(options)
+    from ridgeline.fleet.substrates.kubernetes import KubernetesSubstrate
+
+    try:
+        return KubernetesSubstrate(options)
+    except SubstrateError as error:
+        raise OptionError(f"[substrate.kubernetes] {error}") from error

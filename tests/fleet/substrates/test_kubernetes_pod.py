@@ -1,6 +1,6 @@
 """A replica's pod, end to end: the emulated API's node runs the pod's own command as a process.
 
-The pod's address is a loopback address of its own, as a pod's IP is; its environment comes from its Secret.
+The pod has its own loopback address, as a pod has its IP; its environment comes from its Secret.
 """
 
 from __future__ import annotations

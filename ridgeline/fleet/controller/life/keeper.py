@@ -111,7 +111,12 @@ class ReplicaKeeper:
             return
         if replica.handle is None or replica.state == "draining":
             return
-        seen = await self._substrate.poll(replica.handle)
+        try:
+            seen = await self._substrate.poll(replica.handle)
+        except SubstrateError as error:
+            # The replica may serve on: its feed and its probes decide.
+            replica.reason = f"its substrate does not answer: {error}"
+            return
         replica.segments |= seen.segments
         if seen.phase == "exited":
             await self._lose(replica, seen.reason or "it ended")
