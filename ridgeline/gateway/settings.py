@@ -142,7 +142,7 @@ class GatewaySettings:
     def objects_upstream(self) -> str | None:
         if self.gateway.objects_upstream is not None:
             return self.gateway.objects_upstream
-        return next((one.name for one in self.upstreams if one.kind != "anthropic"), None)
+        return next((one.name for one in self.upstreams if one.kind in ("ridgeline", "openai")), None)
 
 
 def read_settings(path: Path, flags: Mapping[str, Any] | None = None) -> GatewaySettings:
@@ -235,6 +235,12 @@ def checked(settings: GatewaySettings) -> GatewaySettings:
                 )
     if settings.objects_upstream is not None and settings.objects_upstream not in upstreams:
         raise OptionError(f"[gateway] objects_upstream: no upstream is named {settings.objects_upstream!r}")
+    kinds = {one.name: one.kind for one in settings.upstreams}
+    if settings.objects_upstream is not None and kinds[settings.objects_upstream] == "fleet":
+        raise OptionError(
+            f"[gateway] objects_upstream: {settings.objects_upstream} is a fleet, where a file would lie "
+            "on one replica: name an upstream of kind ridgeline or openai"
+        )
     if settings.embeddings.upstream and settings.embeddings.upstream not in upstreams:
         raise OptionError(f"[embeddings] upstream: no upstream is named {settings.embeddings.upstream!r}")
     _unique("guards", [one.name for one in settings.guards])

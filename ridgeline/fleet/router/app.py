@@ -20,7 +20,7 @@ import msgspec
 
 from ridgeline.fleet.router.config import RouterConfig
 from ridgeline.fleet.router.endpoints import FORWARDED, OBJECTS, OWN, Endpoint
-from ridgeline.fleet.router.fleet_router import FleetRouter
+from ridgeline.fleet.router.fleet_router import FleetRouter, model_card
 from ridgeline.fleet.router.metrics import metrics_text
 from ridgeline.fleet.router.refusals import Refusal, of_error, unknown_path
 from ridgeline.fleet.router.request import FleetRequest
@@ -133,17 +133,16 @@ class RouterApp:
         if path == "/api/version":
             await _json(send, 200, {"version": __version__})
             return
-        models = self._router.models()
-        names = [name for one in models for name in (one.name, *one.aliases, *one.adapters)]
+        names = self._router.names()
         if path == "/api/tags":
             await _json(send, 200, {"models": [{"name": name, "model": name} for name in names]})
         elif path == "/v1/models":
-            await _json(send, 200, {"object": "list", "data": [_card(name) for name in names]})
+            await _json(send, 200, {"object": "list", "data": [model_card(name) for name in names]})
         else:
             name = path.removeprefix("/v1/models/")
             if name not in names:
                 raise Refusal(404, f"no model is named {name[:MAX_NAME]!r}", "model_not_found")
-            await _json(send, 200, _card(name))
+            await _json(send, 200, model_card(name))
 
     async def _ready(self, send: Send) -> None:
         reason = "draining" if self.is_draining else ""
@@ -327,10 +326,6 @@ def _check_method(method: str, allowed: str) -> None:
     if method != allowed:
         text = f"{method[:16]} is not allowed here; use {allowed}"
         raise Refusal(405, text, "method_not_allowed", headers={"allow": allowed})
-
-
-def _card(name: str) -> dict[str, Any]:
-    return {"id": name, "object": "model", "created": 0, "owned_by": "ridgeline"}
 
 
 async def _json(send: Send, status: int, value: Any) -> None:

@@ -17,7 +17,6 @@ from ridgeline.fleet.router.lines import lines_of
 from ridgeline.proxy.errors import ProxyError, RequestBroken
 from ridgeline.proxy.http_client import HttpClient, Timeouts
 from ridgeline.proxy.origin import Origin
-from ridgeline.proxy.request_head import header_lines
 
 TABLE_PATH, DEMAND_PATH = "/fleet/table", "/fleet/demand"
 RETRY_S = (0.05, 0.1, 0.2, 0.5, 1.0)
@@ -30,10 +29,11 @@ log = logging.getLogger(__name__)
 
 class ControlLink:
     def __init__(
-        self, client: HttpClient, origin: Origin, token: str, on_table: Callable[[Table], None]
+        self, client: HttpClient, origin: Origin, lines: bytes, on_table: Callable[[Table], None]
     ) -> None:
+        """lines: header lines with the token, made by `header_lines`; empty for a socket."""
         self.client, self._origin, self._on_table = client, origin, on_table
-        self._lines = header_lines([(b"authorization", b"Bearer " + token.encode())]) if token else b""
+        self._lines = lines
         self._tables = msgspec.json.Decoder(Table)
         self.is_connected = False
         self.losses = 0  # times the controller went away

@@ -14,6 +14,9 @@ import secrets
 from collections import OrderedDict
 from collections.abc import Callable, Collection
 from time import monotonic
+from typing import Any
+
+import msgspec
 
 from ridgeline.fleet.messages import Demand, ModelEntry, Table
 from ridgeline.fleet.router.asking import Asking, Means
@@ -51,13 +54,16 @@ log = logging.getLogger(__name__)
 
 
 class FleetRouter:
-    """One per event loop. `start` before the first request, `stop` after the last."""
+    """One per event loop. `start` before the first request, `stop` after the last.
+
+    control: the controller's socket or address. lines: header lines with its token.
+    """
 
     def __init__(
         self,
         control: Origin,
         *,
-        token: str = "",
+        lines: bytes = b"",
         tuning: FleetTuning | None = None,
         client: HttpClient | None = None,
         name: str = "router",
@@ -70,7 +76,7 @@ class FleetRouter:
         self.replicas: dict[str, Replica] = {}
         self.books: dict[str, ModelBook] = {}  # by model
         self.held: dict[str, HeldRequests] = {}
-        self.control = ControlLink(client or HttpClient(), control, token, self._on_table)
+        self.control = ControlLink(client or HttpClient(), control, lines, self._on_table)
         self._client, self._owns_client = self.control.client, client is None
         self._clock, self._rng = clock, rng or random.Random()
         self._breaker = BreakerLimits(2, 0.5, 10.0, tuning.inhibit_s, tuning.inhibit_max_s)
@@ -154,6 +160,18 @@ class FleetRouter:
     def models(self) -> list[ModelEntry]:
         return list({entry.name: entry for entry in self.book.models.values()}.values())
 
+    def names(self) -> list[str]:
+        """Everything that a request may name: models, aliases and adapters."""
+        return [name for one in self.models() for name in (one.name, *one.aliases, *one.adapters)]
+
+    def listing(self, path: str) -> UpstreamAnswer:
+        """The answer to GET /v1/models; other objects are not served by a fleet."""
+        if path == "/v1/models":
+            cards = [model_card(name) for name in self.names()]
+            return self._own_answer(200, msgspec.json.encode({"object": "list", "data": cards}))
+        message = "a fleet keeps no objects: a file would lie on one replica"
+        return self._own_answer(404, error_body("openai", 404, "invalid_request_error", message))
+
     def replica_of(self, request_id: str) -> tuple[Origin, bytes] | None:
         """Where a request was last sent, and the header lines with the key."""
         replica = self.replicas.get(self._asked_of.get(request_id, ""))
@@ -205,11 +223,6 @@ class FleetRouter:
             if one.entry.model == model and one.entry.state in ("ready", "ramping")
         )
 
-    def _has_room(self, model: str) -> bool:
-        inhibited = self._inhibited()
-        view, policy = PromptView(model=model), self._policy(self.book.models[model].policy)
-        return choose(self.book, self.prefixes, view, policy, self._rng, self._clock(), inhibited) is not None
-
     def _give_back(self, placed: Placed) -> None:
         self.book.discharge(placed.ticket)
         held = self.held.get(placed.replica.entry.model)
@@ -243,20 +256,17 @@ class FleetRouter:
             return
         if table.key != self._key:
             self._key = table.key
-            self._key_lines = (
-                header_lines([(b"authorization", b"Bearer " + table.key.encode())]) if table.key else b""
-            )
+            self._key_lines = bearer_lines(table.key)
         for entry in table.models:
             self.books.setdefault(entry.name, ModelBook())
             held = self.held.get(entry.name)
             if held is None:
-                self.held[entry.name] = HeldRequests(
-                    entry, self._place, self._give_back, self._has_room, self._clock
-                )
+                self.held[entry.name] = HeldRequests(entry, self._place, self._give_back, self._clock)
             else:
                 held.configure(entry)
         self._set_replicas(table)
         self._has_table.set()
+        self._report_now.set()  # a drain waits until every router has this table
         self._wake()
 
     def _set_replicas(self, table: Table) -> None:
@@ -306,7 +316,8 @@ class FleetRouter:
     async def _await_table(self, until: float) -> None:
         left_s = min(TABLE_S, until - monotonic() if until != NEVER else TABLE_S)
         try:
-            await asyncio.wait_for(self._has_table.wait(), max(left_s, 0.0))
+            async with asyncio.timeout(max(left_s, 0.0)):
+                await self._has_table.wait()
         except TimeoutError:
             raise NoReplica(
                 "the router has no table of replicas: its controller does not answer", 5.0
@@ -344,8 +355,10 @@ class FleetRouter:
 
     async def _report(self) -> None:
         while True:
+            # Not wait_for: in Python 3.11 it may swallow a cancellation.
             with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(self._report_now.wait(), self.tuning.demand_s)
+                async with asyncio.timeout(self.tuning.demand_s):
+                    await self._report_now.wait()
             self._report_now.clear()
             if self.has_table:
                 await self.control.post(self._demand())
@@ -365,6 +378,7 @@ class FleetRouter:
                 )
                 for name, book in self.books.items()
             ),
+            max(self.book.generation, 0),
         )
 
     def _unknown(self, request: FleetRequest) -> UpstreamAnswer:
@@ -375,9 +389,21 @@ class FleetRouter:
             family = "ollama"
         kind = "invalid_request_error"
         body = error_body(family, 404, kind, message, "model", "model_not_found", request.request_id)
-        answer = UpstreamAnswer(NEVER, NEVER, NEVER, True, request.stream)
+        return self._own_answer(404, body)
+
+    def _own_answer(self, status: int, body: bytes) -> UpstreamAnswer:
+        answer = UpstreamAnswer(NEVER, NEVER, NEVER, True, False)
         answer.asked_at = answer.last_at = self._clock()
-        answer.feed_head(404, [(b"content-type", b"application/json")])
+        answer.feed_head(status, [(b"content-type", b"application/json")])
         answer.feed(body)
         answer.complete()
         return answer
+
+
+def model_card(name: str) -> dict[str, Any]:
+    """As in /v1/models."""
+    return {"id": name, "object": "model", "created": 0, "owned_by": "ridgeline"}
+
+
+def bearer_lines(token: str) -> bytes:
+    return header_lines([(b"authorization", b"Bearer " + token.encode())]) if token else b""

@@ -13,9 +13,9 @@ from dataclasses import dataclass
 from ridgeline.fleet.messages import ModelEntry
 from ridgeline.fleet.queueing.held_queue import HeldQueue
 from ridgeline.fleet.router.replica import Replica
-from ridgeline.fleet.routing.book import Ticket
 from ridgeline.fleet.routing.choose import Choice
 from ridgeline.fleet.routing.prompt import PromptView
+from ridgeline.fleet.routing.row import Ticket
 from ridgeline.proxy.breaker import Pass
 from ridgeline.proxy.errors import NoReplica, ProxyError, QueueRefused, RequestBroken
 
@@ -60,12 +60,11 @@ class HeldRequests:
         entry: ModelEntry,
         place: Place,
         give_back: Callable[[Placed], None],
-        has_room: Callable[[str], bool],
         clock: Callable[[], float],
     ) -> None:
-        """has_room: whether any replica of the model can take a request. give_back: it was not used."""
+        """give_back: a place that was found was not used."""
         self.queue = HeldQueue(entry.max_held, entry.hold_s, entry.cold_s)
-        self._entry, self._place, self._give_back, self._has_room = entry, place, give_back, has_room
+        self._entry, self._place, self._give_back = entry, place, give_back
         self._clock = clock
         self._moving: list[_Waiter] = []
         self._waiters: set[_Waiter] = set()
@@ -132,16 +131,14 @@ class HeldRequests:
         for waiter in list(self._moving):
             if not waiter.future.done() and (placed := self._place(waiter.prompt, waiter.exclude)):
                 waiter.future.set_result(placed)
-        while len(self.queue) and self._has_room(self._entry.name):
-            held = self.queue.next(self._clock())
-            one = held.key if held is not None else None
-            if not isinstance(one, _Waiter) or one.future.done():
-                continue
-            placed = self._place(one.prompt, one.exclude)
-            if placed is None:  # there is room, but not for this one: it stays the next
-                self._moving.append(one)
-                return
-            one.future.set_result(placed)
+        while (held := self.queue.peek(now := self._clock())) is not None:
+            first = held.key
+            if isinstance(first, _Waiter) and not first.future.done():
+                placed = self._place(first.prompt, first.exclude)
+                if placed is None:
+                    return
+                first.future.set_result(placed)
+            self.queue.next(now)
 
     def tick(self, is_cold: bool) -> None:
         """Several times a second: end waits that took too long."""

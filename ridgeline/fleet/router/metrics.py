@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
 from ridgeline.fleet.router.demand import BUCKETS_S
-from ridgeline.fleet.router.fleet_router import FleetRouter
 from ridgeline.telemetry.exposition import Family, Labels, Page
+
+if TYPE_CHECKING:
+    from ridgeline.fleet.router.fleet_router import FleetRouter
 
 PREFIX = "ridgeline_fleet_"
 
@@ -37,6 +42,14 @@ FAMILIES: dict[str, Family] = {
 def metrics_text(router: FleetRouter) -> str:
     page = Page(FAMILIES, PREFIX)
     fill(page, router)
+    return page.text()
+
+
+def fleets_text(routers: Mapping[str, FleetRouter]) -> str:
+    """Of a gateway's worker: each fleet is labelled with its upstream."""
+    page = Page(FAMILIES, PREFIX)
+    for upstream, router in routers.items():
+        fill(page, router, (("upstream", upstream),))
     return page.text()
 
 

@@ -24,7 +24,7 @@ import msgspec
 
 from ridgeline.fleet.router.app import RouterApp
 from ridgeline.fleet.router.config import RouterConfig
-from ridgeline.fleet.router.fleet_router import FleetRouter
+from ridgeline.fleet.router.fleet_router import FleetRouter, bearer_lines
 from ridgeline.options import OptionError
 from ridgeline.proxy.origin import Origin, read_url
 from ridgeline.telemetry import logs
@@ -79,7 +79,7 @@ async def _serve(config: RouterConfig, listener: socket.socket, control: str | P
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole group; the controller acts on it
     router = FleetRouter(
         control_origin(control),
-        token=config.control_token,
+        lines=bearer_lines(config.control_token),
         tuning=config.tuning,
         name=f"{config.name}-{os.getpid()}",
     )

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Protocol, TypeAlias
 
 from ridgeline.gateway.accounting.config import PricesConfig
 from ridgeline.gateway.accounting.usage import Usage
+from ridgeline.gateway.upstreams.config import OURS
 from ridgeline.options import OptionError
 
 if TYPE_CHECKING:  # an extra of the gateway
@@ -204,7 +205,7 @@ def _gpu_prices(upstream: PricedUpstream, config: PricesConfig) -> TokenPrices |
     Tokens read from the prefix cache are free. The rates are measured once (`ridgeline bench`) and
     configured, so that the price of a request does not depend on other traffic.
     """
-    own = upstream.kind == "ridgeline"
+    own = upstream.kind in OURS
     hour_usd = upstream.gpu_hour_usd or (config.gpu_hour_usd if own else 0.0)
     if not hour_usd:
         return None
@@ -225,7 +226,7 @@ def _gpu_prices(upstream: PricedUpstream, config: PricesConfig) -> TokenPrices |
 
 def _provider(upstream: PricedUpstream, config: PricesConfig) -> Provider | None:
     """The table's provider of an upstream: by its configured name, or by its address. None: not hosted."""
-    if not config.table or upstream.kind == "ridgeline":
+    if not config.table or upstream.kind in OURS:
         return None
     try:
         from genai_prices.data import providers

@@ -11,6 +11,7 @@ from bisect import bisect_left
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
+from ridgeline.fleet.router import metrics as fleet_metrics
 from ridgeline.gateway.accounting.row import LedgerRow
 from ridgeline.gateway.observe.config import ObserveConfig
 from ridgeline.telemetry.exposition import Family, Labels, Merged, Page
@@ -325,7 +326,8 @@ def merge(texts: Iterable[str]) -> str:
 
 
 def merged() -> Merged:
-    return Merged(FAMILIES)
+    fleets = {f"{fleet_metrics.PREFIX}{name}": family for name, family in fleet_metrics.FAMILIES.items()}
+    return Merged({**FAMILIES, **fleets})
 
 
 def _traffic_labels(endpoint: str, model: str, upstream: str) -> Labels:

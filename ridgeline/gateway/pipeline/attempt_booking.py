@@ -25,7 +25,7 @@ COPIED = ("at_ms", "key_id", "team_id", "endpoint", "model_asked", "model", "str
 class AttemptBooking:
     def __init__(self, parts: Parts, estimates: UsageEstimates) -> None:
         self._parts, self._estimates = parts, estimates
-        self._hosted = {one.name for one in parts.settings.upstreams if one.kind != "ridgeline"}
+        self._hosted = {one.name for one in parts.settings.upstreams if not one.is_ours}
         self._read_on_s = {one.name: one.reads_on_s for one in parts.settings.upstreams}
 
     def begin(self, request: RequestState, target: Target) -> int:

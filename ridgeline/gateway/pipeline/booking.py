@@ -23,7 +23,7 @@ _NOTHING = Usage()
 class Booking:
     def __init__(self, parts: Parts) -> None:
         self._parts = parts
-        self._ours = {one.name for one in parts.settings.upstreams if one.kind == "ridgeline"}
+        self._ours = {one.name for one in parts.settings.upstreams if one.is_ours}
         self.estimates = UsageEstimates(parts)
         self.attempts = AttemptBooking(parts, self.estimates)
         self.refusals = Refusals(self._write_refused)

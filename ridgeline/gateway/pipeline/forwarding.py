@@ -39,6 +39,7 @@ PASSED_BACK = frozenset(
     {
         *(b"content-type", b"content-disposition", b"openai-processing-ms", b"openai-version"),
         *(b"x-ridgeline-schema-ignored", b"x-ridgeline-schema-checked"),
+        *(b"x-ridgeline-held-position", b"x-ridgeline-held-estimate-s", b"x-ridgeline-held-s"),
     }
 )
 PATHS = {
@@ -152,7 +153,8 @@ class Forwarding:
         path, fields = self._fields_for(request, job, target)
         # Each value is the client's bytes; only duplicate fields are merged.
         body = write_fields(fields)
-        return Outgoing("POST", path, headers, body, row.stream, self._attempts.begin(request, target))
+        number = self._attempts.begin(request, target)
+        return Outgoing("POST", path, headers, body, row.stream, number, fields)
 
     def _fields_for(self, request: RequestState, job: Job, target: Target) -> tuple[str, Fields]:
         endpoint, row, fields = request.place.endpoint, request.row, request.fields
@@ -203,7 +205,7 @@ class Forwarding:
     def _family(self, endpoint: Endpoint, target: Target) -> Family:
         """A ridgeline server speaks both dialects; other upstreams only their own."""
         upstream = self._upstreams[target.upstream]
-        if upstream.kind == "ridgeline":
+        if upstream.is_ours:
             return endpoint.family
         if upstream.kind == "anthropic":
             return "anthropic"

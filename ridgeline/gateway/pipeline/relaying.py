@@ -42,7 +42,7 @@ class StreamRelay:
         sent = job.sent_to(request.answering.target, request.place.endpoint.family)
         # A ridgeline server reports the usage of an interrupted stream; for others the texts are counted.
         config = parts.settings.upstreams
-        is_ours = any(one.name == request.row.upstream and one.kind == "ridgeline" for one in config)
+        is_ours = any(one.name == request.row.upstream and one.is_ours for one in config)
         # The client never sees the upstream's own events after a translation.
         hide: Hide = "" if sent.is_translated else sent.hide
         self._reader = UsageReader(self._kind, sent.family, hide, count_texts=not is_ours)

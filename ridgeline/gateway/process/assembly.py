@@ -9,6 +9,7 @@ from contextlib import AsyncExitStack
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from ridgeline.fleet.router.metrics import fleets_text
 from ridgeline.gateway.accounting.ledger import Ledger
 from ridgeline.gateway.accounting.prices import Prices
 from ridgeline.gateway.caching.exact import ExactCache
@@ -88,7 +89,7 @@ class Assembly:
         ledger = parts.ledger.state()
         parts.metrics.inflight = len(parts.deadlines.live)
         caches = [cache.reading() for cache in (parts.exact, parts.semantic) if cache is not None]
-        return parts.metrics.render(
+        return self._fleets_page() + parts.metrics.render(
             Readings(
                 upstreams=[
                     UpstreamReading(one.name, one.breaker, one.inflight, one.waiting, one.credentials)
@@ -105,6 +106,11 @@ class Assembly:
                 access_lines_dropped=parts.access_log.dropped,
             )
         )
+
+    def _fleets_page(self) -> str:
+        """The metrics of each fleet's router, under their own names."""
+        fleets = self.parts.upstreams.fleets()
+        return fleets_text(fleets) if fleets else ""
 
     def status(self) -> dict[str, Any]:
         """State for the admin API."""
@@ -217,8 +223,8 @@ def _embedder(
         return None
     from ridgeline.gateway.routing.embedder import Embedder
 
-    kinds = {one.name: one.kind for one in settings.upstreams}
-    is_hosted = kinds[config.upstream] != "ridgeline"
+    ours = {one.name for one in settings.upstreams if one.is_ours}
+    is_hosted = config.upstream not in ours
     return Embedder(config, OwnEmbeddings(config, upstreams, ledger, prices, is_hosted).post)
 
 

@@ -17,7 +17,7 @@ from ridgeline.web.tls import certificate
 def try_upstreams(settings: GatewaySettings) -> None:
     """OptionError for addresses, certificates and keys that cannot be used."""
     for one in settings.upstreams:
-        read_url(one.url, one.ca_file, f"[[upstreams]] {one.name}: url")
+        read_url(one.address, one.ca_file, f"[[upstreams]] {one.name}: url")
         read_credentials(one)
 
 

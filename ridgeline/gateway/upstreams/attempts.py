@@ -24,6 +24,7 @@ from ridgeline.gateway.upstreams.call import Call, busy, down, exhausted, late, 
 from ridgeline.gateway.upstreams.config import RetryConfig
 from ridgeline.gateway.upstreams.credentials import NO_KEY, Credential
 from ridgeline.gateway.upstreams.errors import gateway_error
+from ridgeline.gateway.upstreams.fleet import ask_fleet
 from ridgeline.gateway.upstreams.opened import AttemptKind, Opened
 from ridgeline.gateway.upstreams.outgoing import Outgoing, Target
 from ridgeline.gateway.upstreams.upstream import Upstream
@@ -157,8 +158,10 @@ class Attempts:
         return self._after_answer(answer, outgoing, credential, given)
 
     async def _send(self, outgoing: Outgoing, credential: Credential) -> UpstreamAnswer:
-        upstream = self._upstream
+        upstream, call = self._upstream, self._call
         headers: Headers = [one for one in outgoing.headers if one[0] not in SECRET_HEADERS]
+        if upstream.fleet is not None:
+            return await ask_fleet(upstream.fleet, self._target.model, outgoing, headers, call)
         if upstream.config.kind == "anthropic" and not any(
             name == b"anthropic-version" for name, _ in headers
         ):
@@ -170,7 +173,7 @@ class Attempts:
             headers,
             outgoing.body,
             timeouts=upstream.timeouts,
-            until=self._call.deadline,
+            until=call.deadline,
             fixed=credential.lines,
             wait_for_body=True,
             stream=outgoing.stream,

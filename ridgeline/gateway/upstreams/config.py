@@ -9,7 +9,8 @@ from typing import Literal
 from ridgeline.options import OptionError, check_range, option
 from ridgeline.proxy.breaker import BreakerLimits
 
-Kind = Literal["ridgeline", "openai", "anthropic"]
+Kind = Literal["ridgeline", "fleet", "openai", "anthropic"]
+OURS = ("ridgeline", "fleet")  # kinds whose answers come from ridgeline servers
 DAY_S = 86_400
 READ_ON_S = 10.0
 
@@ -19,13 +20,26 @@ class UpstreamConfig:
     """One [[upstreams]] table: a server, how to reach it, and with which keys."""
 
     name: str = option("", "its name in targets of [[models]]")
-    kind: Kind = option("openai", "dialect and credentials: Bearer, or for anthropic x-api-key")
-    url: str = option("", "http://host:port, https://host or unix:/path; may end in /v1")
+    kind: Kind = option(
+        "openai",
+        "dialect and credentials: Bearer, or for anthropic x-api-key. fleet: replicas of `ridgeline fleet`",
+    )
+    url: str = option(
+        "", "http://host:port, https://host or unix:/path; may end in /v1. Kind fleet: of the control API"
+    )
+    control: Path | None = option(
+        None,
+        "kind fleet: the controller's socket, controller.sock in the fleet's state_dir; or set url and a key",
+    )
+    progress_s: float = option(
+        10.0, "kind fleet: eject a replica whose steps stand still for this many seconds while requests run"
+    )
+    migrations: int = option(3, "kind fleet: most replicas to which one request moves after its first fails")
     has_responses: bool = option(True, "false: the upstream has no /v1/responses; translate to chat")
     cache_salt: bool | None = option(
         None,
-        "send cache_salt, one per tenant, so that tenants share no cached prefixes; default: true for kind "
-        "ridgeline, else false. vLLM and SGLang support the field: set true",
+        "send cache_salt, one per tenant, so that tenants share no cached prefixes; default: true for kinds "
+        "ridgeline and fleet, else false. vLLM and SGLang support the field: set true",
     )
     key_env: tuple[str, ...] = option((), "environment variables that each hold a key")
     key_file: Path | None = option(None, "file with one key per line; lines that begin with # are ignored")
@@ -51,7 +65,7 @@ class UpstreamConfig:
     read_on_s: float | None = option(
         None,
         "read an answer on for its usage this many seconds after its client left, because the upstream bills "
-        "it anyway; 0: close the connection at once. Default: 0 for kind ridgeline, else 10",
+        "it anyway; 0: close the connection at once. Default: 0 for kinds ridgeline and fleet, else 10",
     )
     stall_s: float = option(
         60.0, "treat the upstream as down if none of its streams gets a byte for this many seconds; 0: never"
@@ -60,7 +74,9 @@ class UpstreamConfig:
         None, "seconds between health probes; 0: no probes. Default: 5 for kind ridgeline, else 0"
     )
     probe_path: str | None = option(
-        None, "path of a health probe; default: /ready for kind ridgeline, else /v1/models"
+        None,
+        "path of a health probe; default: /ready for kind ridgeline, /fleet/status for fleet, else "
+        "/v1/models",
     )
     probe_timeout_s: float = option(2.0, "time limit in seconds for a health probe")
     gpu_hour_usd: float = option(0.0, "US dollars per hour of its hardware; prices models without a price")
@@ -75,20 +91,43 @@ class UpstreamConfig:
         check_range(self, where, 0.001, DAY_S, *waits, "probe_timeout_s")
         check_range(self, where, 0, DAY_S, "stall_s", "probe_s", "keep_alive_s", "read_on_s")
         check_range(self, where, 0, 10**9, "gpu_hour_usd", "gpu_tokens_in_per_s", "gpu_tokens_out_per_s")
+        check_range(self, where, 0.1, DAY_S, "progress_s")
+        check_range(self, where, 0, 100, "migrations")
+        self._check_control(where)
         if self.probe_path is not None and not self.probe_path.startswith("/"):
             raise OptionError(f"{where} probe_path must begin with /")
         if self.cache_salt and self.kind == "anthropic":
             raise OptionError(f"{where} cache_salt: kind anthropic does not know the field; leave it out")
 
+    def _check_control(self, where: str) -> None:
+        if self.kind != "fleet":
+            if self.control is not None:
+                raise OptionError(f'{where} control is for kind = "fleet" only')
+        elif (self.control is None) == (not self.url):
+            raise OptionError(
+                f"{where} kind fleet needs the address of its controller: set control to the socket's path, "
+                "or url to its control API and key_file to its token"
+            )
+
+    @property
+    def is_ours(self) -> bool:
+        """Whether ridgeline servers answer: they speak every dialect and report a request's usage."""
+        return self.kind in OURS
+
+    @property
+    def address(self) -> str:
+        """Of the server, or of a fleet's controller."""
+        return self.url if self.control is None else f"unix:{self.control.expanduser().absolute()}"
+
     @property
     def takes_cache_salt(self) -> bool:
-        return self.kind == "ridgeline" if self.cache_salt is None else self.cache_salt
+        return self.is_ours if self.cache_salt is None else self.cache_salt
 
     @property
     def reads_on_s(self) -> float:
         if self.read_on_s is not None:
             return self.read_on_s
-        return 0.0 if self.kind == "ridgeline" else READ_ON_S
+        return 0.0 if self.is_ours else READ_ON_S
 
 
 @dataclass(frozen=True, slots=True)

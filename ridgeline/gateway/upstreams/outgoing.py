@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from ridgeline.proxy.body import StoredBody
+from ridgeline.proxy.json_fields import Fields
 from ridgeline.proxy.request_head import Headers
 
 
@@ -28,6 +29,7 @@ class Outgoing:
     body: bytes | StoredBody
     stream: bool  # wait for the first byte of the body before the answer counts as begun
     number: int = 0  # of the attempt, as its caller counts; 0: not counted
+    fields: Fields | None = None  # of the body, if it is JSON and they are known
 
 
 # Called for every target that is tried: model names and dialects differ between targets.

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import logging
+import os
 import random
 from collections.abc import Callable
+from typing import TYPE_CHECKING
 
 import msgspec
 
@@ -12,10 +14,15 @@ from ridgeline.gateway.upstreams.config import RetryConfig, UpstreamConfig
 from ridgeline.gateway.upstreams.credentials import read_credentials
 from ridgeline.proxy.breaker import Breaker, Pass
 from ridgeline.proxy.fair_queue import FairQueue
-from ridgeline.proxy.http_client import Timeouts
+from ridgeline.proxy.http_client import HttpClient, Timeouts
 from ridgeline.proxy.origin import read_url
 
+if TYPE_CHECKING:
+    from ridgeline.fleet.router.fleet_router import FleetRouter
+
 log = logging.getLogger(__name__)
+
+_PROBES = {"ridgeline": "/ready", "fleet": "/fleet/status"}
 
 
 class UpstreamState(msgspec.Struct, frozen=True):
@@ -35,11 +42,13 @@ class UpstreamState(msgspec.Struct, frozen=True):
 
 
 class Upstream:
-    def __init__(self, config: UpstreamConfig, retries: RetryConfig, clock: Callable[[], float]) -> None:
+    def __init__(
+        self, config: UpstreamConfig, retries: RetryConfig, clock: Callable[[], float], client: HttpClient
+    ) -> None:
         self.config = config
         self.name = config.name
         self.origin = read_url(
-            config.url, config.ca_file, f"[[upstreams]] {config.name}: url", config.keep_alive_s
+            config.address, config.ca_file, f"[[upstreams]] {config.name}: url", config.keep_alive_s
         )
         self.credentials = read_credentials(config)
         self.breaker = Breaker(retries.breaker_limits, clock)
@@ -52,6 +61,29 @@ class Upstream:
         self.probe_failures = 0  # in a row
         self.probe_due = clock() + random.uniform(0, self.probe_s)  # random: workers do not all probe at once
         self._clock = clock
+        self.fleet = self._fleet(client) if config.kind == "fleet" else None
+
+    def _fleet(self, client: HttpClient) -> FleetRouter:
+        """The router of a fleet, in this process: a request crosses one proxy, not two."""
+        from ridgeline.fleet.router.config import FleetTuning
+        from ridgeline.fleet.router.fleet_router import FleetRouter
+
+        config = self.config
+        tuning = FleetTuning(
+            progress_s=config.progress_s,
+            migrations=config.migrations,
+            connect_timeout_s=config.connect_timeout_s,
+            first_byte_timeout_s=config.first_byte_timeout_s,
+            idle_timeout_s=config.idle_timeout_s,
+        )
+        key = self.credentials.keys[0]
+        return FleetRouter(
+            self.origin,
+            lines=key.lines,
+            tuning=tuning,
+            client=client,
+            name=f"gateway-{self.name}-{os.getpid()}",
+        )
 
     @property
     def probe_s(self) -> float:
@@ -75,7 +107,7 @@ class Upstream:
 
     @property
     def probe_path(self) -> str:
-        return self.config.probe_path or ("/ready" if self.config.kind == "ridgeline" else "/v1/models")
+        return self.config.probe_path or _PROBES.get(self.config.kind, "/v1/models")
 
     @property
     def is_usable(self) -> bool:

@@ -10,6 +10,7 @@ import asyncio
 import random
 from collections.abc import Callable, Sequence
 from time import monotonic
+from typing import TYPE_CHECKING
 
 from ridgeline.gateway.accounting.usage import Usage
 from ridgeline.gateway.errors import UpstreamFailed
@@ -23,6 +24,9 @@ from ridgeline.gateway.upstreams.usage_reports import reported_usage
 from ridgeline.proxy.health import Health
 from ridgeline.proxy.http_client import HttpClient
 from ridgeline.proxy.retry_budget import RetryBudget
+
+if TYPE_CHECKING:
+    from ridgeline.fleet.router.fleet_router import FleetRouter
 
 __all__ = ["Attempt", "Opened", "UpstreamState", "Upstreams"]
 
@@ -43,7 +47,7 @@ class Upstreams:
     ) -> None:
         config = retries or RetryConfig()
         self._client = client or HttpClient()
-        self._upstreams = {one.name: Upstream(one, config, clock) for one in configs}
+        self._upstreams = {one.name: Upstream(one, config, clock, self._client) for one in configs}
         self._budget = RetryBudget(config.budget_ratio, config.budget_per_s, clock)
         self._means = Means(self._client, config, self._budget, clock, rng or random.Random())
         self._health = Health(list(self._upstreams.values()), self._client, clock)
@@ -117,15 +121,22 @@ class Upstreams:
 
     def start(self) -> None:
         self._health.start()
+        for fleet in self.fleets().values():
+            fleet.start()
 
     async def stop(self) -> None:
         await self._health.stop()
+        await asyncio.gather(*(fleet.stop() for fleet in self.fleets().values()))
         self._client.close()
 
     async def probe(self) -> dict[str, bool]:
         """Probe every upstream now, also those without regular probes."""
         results = await asyncio.gather(*(self._health.probe(one) for one in self._upstreams.values()))
         return dict(zip(self._upstreams, results, strict=True))
+
+    def fleets(self) -> dict[str, FleetRouter]:
+        """The routers of upstreams of kind fleet, by their upstream's name."""
+        return {one.name: one.fleet for one in self._upstreams.values() if one.fleet is not None}
 
     def any_usable(self) -> bool:
         return any(one.is_usable for one in self._upstreams.values())

@@ -15,6 +15,7 @@ from ridgeline.gateway.upstreams.errors import gateway_error
 from ridgeline.gateway.upstreams.upstream import Upstream
 from ridgeline.proxy.errors import ProxyError
 from ridgeline.proxy.http_client import HttpClient, Timeouts
+from ridgeline.proxy.origin import Origin
 
 WAIT_S = 2.0  # for an interrupted request to end
 UNKNOWN_S = 0.4  # for a request whose bytes the server reads after the request for its usage
@@ -57,13 +58,21 @@ async def reported_usage(
     at_ms: the request's arrival, unix milliseconds. An upstream that knows every request since then, but not
            this one, never computed it.
     """
-    if upstream.config.kind != "ridgeline" or not _ID.fullmatch(request_id):
+    if not upstream.config.is_ours or not _ID.fullmatch(request_id):
         return None
+    origin, lines = upstream.origin, b""
+    if upstream.fleet is not None:
+        found = upstream.fleet.replica_of(request_id)
+        if found is None:
+            return None  # sent by another worker, or too long ago
+        origin, lines = found
+    elif (key := upstream.credentials.pick("", monotonic())) is not None:
+        lines = key.lines
     began = monotonic()
     until = began + WAIT_S
     asked = 0
     while True:
-        report = await _ask(client, upstream, request_id, until)
+        report = await _ask(client, origin, lines, request_id, until)
         pause_s = PAUSES_S[min(asked, len(PAUSES_S) - 1)]
         asked += 1
         if isinstance(report, _Unknown):
@@ -78,17 +87,18 @@ async def reported_usage(
         await asyncio.sleep(pause_s)
 
 
-async def _ask(client: HttpClient, upstream: Upstream, request_id: str, until: float) -> _Report | _Unknown:
-    key = upstream.credentials.pick("", monotonic())
+async def _ask(
+    client: HttpClient, origin: Origin, lines: bytes, request_id: str, until: float
+) -> _Report | _Unknown:
     try:
         answer = await client.ask(
-            upstream.origin,
+            origin,
             "GET",
             f"/v1/usage/{request_id}",
             [],
             timeouts=Timeouts(WAIT_S, WAIT_S, WAIT_S),
             until=until,
-            fixed=b"" if key is None else key.lines,
+            fixed=lines,
         )
         body = await answer.read(MAX_BYTES)
     except ProxyError as error:

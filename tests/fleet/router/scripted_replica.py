@@ -38,6 +38,7 @@ class ScriptedReplica:
         self.gate_at = 4
         self.fault: Callable[[Asked, int], Awaitable[bool]] | None = None  # before each token; True: ended
         self.events: asyncio.Queue[bytes] = asyncio.Queue()  # further lines of the feed
+        self.ending = b"data: [DONE]\n\n"
         self._http = SmallHttp(self._answer)
 
     async def start(self, port: int = 0) -> ScriptedReplica:
@@ -110,7 +111,7 @@ class ScriptedReplica:
             await asked.piece(group[:half])  # a group in two pieces: only complete ones may pass
             await asyncio.sleep(self.pause_s)
             await asked.piece(group[half:])
-        end = b"data: [DONE]\n\n"
+        end = self.ending
         await asked.piece(encode_group(Marker(len(end), end=True), end))
         asked.end()
 

@@ -1,0 +1,145 @@
+"""A fleet as the gateway's upstream: one hop, with the gateway's keys, ledger, salts and errors."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from ridgeline.fleet.messages import ModelEntry
+from ridgeline.gateway.settings import checked, make_settings
+from ridgeline.options import OptionError
+from tests.fleet.router.conftest import Stage, until
+from tests.fleet.router.controller_socket import ControllerSocket
+from tests.fleet.router.scripted_replica import MODEL, ScriptedReplica
+from tests.gateway.stage import CHAT, Staged, asking, staged
+
+
+def chunk() -> bytes:
+    """The event of a token, whose number replaces %d."""
+    choice = {"index": 0, "delta": {"content": "%d "}, "finish_reason": None}
+    event = {"id": "c", "object": "chat.completion.chunk", "created": 1, "model": MODEL, "choices": [choice]}
+    return b"data: " + msgspec.json.encode(event) + b"\n\n"
+
+
+def ending(tokens: int) -> bytes:
+    usage = {"prompt_tokens": 5, "completion_tokens": tokens, "total_tokens": 5 + tokens}
+    last = {"id": "c", "object": "chat.completion.chunk", "created": 1, "model": MODEL, "choices": []}
+    return b"data: " + msgspec.json.encode({**last, "usage": usage}) + b"\n\ndata: [DONE]\n\n"
+
+
+class Front:
+    def __init__(self, gateway: Staged, stage: Stage) -> None:
+        self.gateway, self.stage = gateway, stage
+        self.fleet = gateway.parts.upstreams.fleets()["pool"]
+
+    async def add(self, count: int, **options: Any) -> list[ScriptedReplica]:
+        made = await self.stage.add(count, **options)
+        for one in made:
+            one.event, one.ending = chunk(), ending(one.tokens)
+        await until(lambda: self.fleet.has_table, "a table")
+        await self.stage.heard(self.fleet)
+        return made
+
+
+@asynccontextmanager
+async def front(tmp_path: Path, **model: Any) -> AsyncIterator[Front]:
+    path = tmp_path / "controller.sock"
+    controller = await ControllerSocket(path, ModelEntry(MODEL, **model)).start()
+    stage = Stage(controller)
+    values = {
+        "upstreams": [{"name": "pool", "kind": "fleet", "control": path}],
+        "models": [{"name": "*", "targets": ("pool/*",), "price_in": 1.0, "price_out": 2.0}],
+    }
+    try:
+        async with staged(tmp_path, values) as gateway:
+            yield Front(gateway, stage)
+    finally:
+        for replica in stage.replicas:
+            await replica.stop()
+        await controller.stop()
+
+
+async def test_a_fleet_answers_with_the_gateways_books_and_a_salt_for_each_tenant(tmp_path: Path) -> None:
+    async with front(tmp_path) as on:
+        (replica,) = await on.add(1)
+        answer = await on.gateway.http.post(CHAT, json=asking(MODEL, stream=True))
+        assert answer.status_code == 200
+        assert answer.text.count('"content"') == 8
+        (row,) = await on.gateway.rows(1)
+        assert (row["upstream"], row["tokens_in"], row["tokens_out"]) == ("pool", 5, 8)
+        assert (row["outcome"], row["usage_source"]) == ("ok", "reported")
+        _, other = await on.gateway.new_key(name="other")
+        async with on.gateway.client(other) as client:
+            assert (await client.post(CHAT, json=asking(MODEL))).status_code == 200
+        salts = [body["cache_salt"] for body in replica.bodies]
+        assert salts[0] != salts[1]
+        listed = (await on.gateway.http.get("/v1/models")).json()["data"]
+        assert [one["id"] for one in listed] == [MODEL]
+        page = on.gateway.assembly.metrics_page()
+        assert f'ridgeline_fleet_requests_total{{upstream="pool",model="{MODEL}",outcome="ok"}} 2' in page
+
+
+async def test_a_stream_through_the_gateway_survives_its_replica(tmp_path: Path) -> None:
+    async with front(tmp_path) as on:
+        first, second = await on.add(2)
+        first.gate = second.gate = asyncio.Event()
+        asked = asyncio.create_task(on.gateway.http.post(CHAT, json=asking(MODEL, stream=True)))
+        await until(lambda: on.fleet.books[MODEL].output_tokens == 4, "four tokens")
+        dying, other = (first, second) if first.running else (second, first)
+        await dying.die()
+        other.gate = None
+        text = (await asked).text
+        told = [msgspec.json.decode(line[6:]) for line in text.splitlines() if line.startswith("data: {")]
+        tokens = [choice["delta"]["content"] for event in told for choice in event["choices"]]
+        assert tokens == [f"{n} " for n in range(8)]
+        assert text.endswith("data: [DONE]\n\n")
+        (row,) = await on.gateway.rows(1)
+        assert (row["outcome"], row["tokens_out"], row["attempts"]) == ("ok", 8, 1)
+        assert len(other.states) == 1
+
+
+async def test_a_saturated_fleet_is_a_429_and_a_cold_one_a_503(tmp_path: Path) -> None:
+    async with front(tmp_path, max_held=0, cold_s=0.2) as on:
+        on.stage.publish()
+        await until(lambda: on.fleet.has_table, "a table")
+        refused = await on.gateway.http.post(CHAT, json=asking(MODEL))
+        assert (refused.status_code, "retry-after" in refused.headers) == (429, True)
+        entry = ModelEntry(MODEL, max_held=4, cold_s=0.2)
+        on.stage.controller.set(model=entry)
+        await until(lambda: on.fleet.held[MODEL].queue.max_held == 4, "the new table")
+        cold = await on.gateway.http.post(CHAT, json=asking(MODEL))
+        assert (cold.status_code, cold.json()["error"]["code"]) == (503, "no_replica")
+        unknown = await on.gateway.http.post(CHAT, json=asking("none"))
+        assert (unknown.status_code, "no model is named 'none'" in unknown.text) == (404, True)
+
+
+@pytest.mark.parametrize(
+    ("table", "said"),
+    [
+        ({"kind": "fleet"}, "needs the address of its controller"),
+        (
+            {"kind": "fleet", "control": Path("/x"), "url": "http://h:1"},
+            "needs the address of its controller",
+        ),
+        ({"kind": "ridgeline", "url": "http://h:1", "control": Path("/x")}, 'for kind = "fleet" only'),
+    ],
+)
+def test_the_address_of_the_controller_is_checked(table: dict[str, Any], said: str) -> None:
+    values = {"upstreams": [{"name": "pool", **table}], "models": [{"name": "*", "targets": ("pool/*",)}]}
+    with pytest.raises(OptionError, match=said):
+        checked(make_settings(values))
+
+
+def test_files_are_not_kept_in_a_fleet() -> None:
+    pool = {"name": "pool", "kind": "fleet", "control": Path("/x.sock")}
+    values: dict[str, Any] = {"upstreams": [pool], "models": [{"name": "*", "targets": ("pool/*",)}]}
+    assert checked(make_settings(values)).objects_upstream is None
+    values["gateway"] = {"objects_upstream": "pool"}
+    with pytest.raises(OptionError, match="is a fleet"):
+        checked(make_settings(values))
