@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import os
 import sqlite3
+import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from ridgeline.storage.database import Dialect, Row, Step, T, Value, Work
@@ -18,6 +19,7 @@ from ridgeline.storage.errors import StorageError, StorageUnavailable, ValuesRef
 from ridgeline.storage.migrations import is_newest, migration
 
 _WAL_RETRY_S = 0.02
+_making = threading.Lock()
 
 
 class SqliteFile:
@@ -98,8 +100,7 @@ class SqliteFile:
 def open_sqlite(path: Path, timeout_s: float) -> sqlite3.Connection:
     """A connection on which transactions begin where the code says BEGIN. Makes the file and its folder."""
     path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-    # Made before SQLite would, so that no other user may read it; its side files take the same mode.
-    os.close(os.open(path, os.O_CREAT | os.O_RDWR, 0o600))
+    _make(path)
     connection = sqlite3.connect(path, timeout=timeout_s, isolation_level=None, check_same_thread=False)
     until = time.monotonic() + timeout_s
     try:
@@ -118,6 +119,16 @@ def open_sqlite(path: Path, timeout_s: float) -> sqlite3.Connection:
         connection.close()
         raise
     return connection
+
+
+def _make(path: Path) -> None:
+    """Make the file before SQLite would, so that no other user may read it; side files take the same mode.
+
+    A file that is there is not opened: closing it again would drop the POSIX locks of all other connections
+    of this process, and the next process to close the file would remove the log under them.
+    """
+    with _making, suppress(FileExistsError):
+        os.close(os.open(path, os.O_CREAT | os.O_EXCL | os.O_RDWR, 0o600))
 
 
 def in_transaction(connection: sqlite3.Connection, job: Callable[[], T], begin: str = "BEGIN IMMEDIATE") -> T:

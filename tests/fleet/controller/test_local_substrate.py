@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import secrets
 import sys
 from pathlib import Path
 
@@ -36,9 +37,12 @@ def program(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return path
 
 
+FLEET = secrets.token_hex(4)  # several runs of these tests at once do not find each other's processes
+
+
 def spec(id: str, tmp_path: Path, gpus: int = 0) -> ReplicaSpec:
     environment = {"PIDS": str(tmp_path / f"{id}.child")}
-    return ReplicaSpec("f1", id, "m", "v", "source", (), environment, ResourcesConfig(gpus=gpus))
+    return ReplicaSpec(FLEET, id, "m", "v", "source", (), environment, ResourcesConfig(gpus=gpus))
 
 
 async def child_of(id: str, tmp_path: Path) -> int:
@@ -58,7 +62,7 @@ async def test_a_stopped_replica_leaves_no_process(program: Path, tmp_path: Path
     await substrate.stop(handle, drain_s)
     assert (await substrate.poll(handle)).phase == "exited"
     assert process_ticks(child) is None
-    assert await substrate.find("f1") == []
+    assert await substrate.find(FLEET) == []
 
 
 async def test_a_killed_replicas_engine_is_ended_too(program: Path, tmp_path: Path) -> None:
@@ -81,12 +85,12 @@ async def test_another_controller_finds_the_replicas_of_its_own_fleet(program: P
     for id in ("m-1", "m-2"):
         await child_of(id, tmp_path)
     second = LocalSubstrate(tmp_path, LocalConfig())
-    found = await second.find("f1")
+    found = await second.find(FLEET)
     assert sorted(found, key=lambda one: one.replica) == handles
-    assert await second.find("f2") == []
+    assert await second.find(FLEET + "0") == []
     for handle in found:
         await second.stop(handle, 0.0)
-    assert await second.find("f1") == []
+    assert await second.find(FLEET) == []
 
 
 async def test_a_process_that_got_the_same_number_later_is_not_taken_for_the_replica(tmp_path: Path) -> None:
@@ -105,7 +109,7 @@ async def test_gpus_are_given_to_one_replica_at_a_time(program: Path, tmp_path: 
     pid = msgspec.json.decode(one.place, type=Place).pid
     await child_of("m-1", tmp_path)
     assert b"CUDA_VISIBLE_DEVICES=0,1" in Path(f"/proc/{pid}/environ").read_bytes()
-    assert f"{MARK}=f1/m-1".encode() in Path(f"/proc/{pid}/environ").read_bytes()
+    assert f"{MARK}={FLEET}/m-1".encode() in Path(f"/proc/{pid}/environ").read_bytes()
     await substrate.stop(one, 0.0)
     two = await substrate.start(spec("m-2", tmp_path, gpus=1))
     await substrate.stop(two, 0.0)

@@ -68,6 +68,9 @@ class ReplicaKeeper:
         for one, handle in found.running:
             replica = Replica(one.id, one.model, one.version, now, one.created)
             replica.handle, replica.segments, replica.epoch = handle, dict(one.segments), one.epoch
+            replica.url = (await self._substrate.poll(handle)).url  # the first table has it
+            if replica.url:
+                self._follow(replica)
             replica.enter(cast(State, one.state), now)
             replica.ready_since = now if replica.serves else None
             replica.was_adopted = True
