@@ -114,6 +114,23 @@ def test_bounds_beyond_the_librarys_numbers_are_narrowed(trusting, schema):
     assert not any(is_accepted(str(value)) for value in (2**63, -(2**63) - 1, 10**31, -(10**31)))
 
 
+@pytest.mark.parametrize(
+    ("schema", "text"),
+    [
+        ({"type": "string", "minLength": 1, "maxLength": 2**31 - 1}, '"a"'),
+        ({"type": "array", "items": {"type": "integer"}, "maxItems": 2**31 - 1}, "[1, 2]"),
+        ({"type": "object", "maxProperties": 2**63 - 1}, '{"a": 1}'),
+    ],
+)
+def test_a_highest_count_that_no_answer_reaches_is_lowered(trusting, schema, text):
+    matcher = trusting.compile(schema_grammar(schema)).matcher()
+    for token in trusting._vocabulary.tokenizer.greedy_tokenize(text):
+        matcher.advance(token)
+    assert matcher.accepts
+    with pytest.raises(InvalidRequest, match="the limit is 1000000"):
+        schema_grammar({"minLength": 2**31 - 1, "minItems": 2**31 - 1})
+
+
 def test_what_was_refused_is_known_to_be_so(tried):
     bad = Grammar("regex", "(?<!a)b")
     with pytest.raises(InvalidRequest):

@@ -122,7 +122,7 @@ def test_dates_are_those_of_the_calendar():
         ({"items": 3}, "items", "must be a schema"),
         ({"enum": []}, "enum", "at least one value"),
         ({"minItems": 10**9}, "minItems", "the limit is"),
-        ({"maxLength": 10**9}, "maxLength", "the limit is"),
+        ({"minLength": 10**9}, "minLength", "the limit is"),
         ({"minLength": -1}, "minLength", "non-negative integer"),
         ({"minLength": "3"}, "minLength", "non-negative integer"),
         ({"pattern": "a" * 5000}, "pattern", "longer than"),

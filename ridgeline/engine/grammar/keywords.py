@@ -275,8 +275,9 @@ class _Reader:
         elif keyword in _COUNTS:
             number = _is_number(value) and value >= 0
             _check(number and value == int(value), path, "must be a non-negative integer")
-            _check(value <= MAX_COUNT, path, f"is {value}; the limit is {MAX_COUNT}")
-            return int(value)
+            is_most = keyword.startswith("max")  # a lower one allows less; no answer reaches it
+            _check(is_most or value <= MAX_COUNT, path, f"is {value}; the limit is {MAX_COUNT}")
+            return min(int(value), MAX_COUNT)
         elif keyword in _BOUNDS:
             older = keyword.startswith("exclusive") and isinstance(value, bool)  # in draft 4
             _check(older or _is_number(value), path, "must be a number")

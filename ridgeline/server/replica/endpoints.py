@@ -4,33 +4,32 @@ from __future__ import annotations
 
 from typing import Annotated
 
-import msgspec
+from msgspec import Meta
 from starlette.requests import Request
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from ridgeline.replica.messages import FEED_PATH, FeedLine, encode_line
-from ridgeline.server.errors import BadRequest, NotReady
-from ridgeline.server.http.body_fields import About
+from ridgeline.server.batches.conversion import converted
+from ridgeline.server.errors import NotReady
+from ridgeline.server.http.body_fields import About, Body
 from ridgeline.server.http.endpoint import NDJSON, Endpoint, Generating
+from ridgeline.server.http.field_types import Id, Name
 from ridgeline.server.http.read_body import while_connected
 from ridgeline.server.http.request_context import RequestContext
 from ridgeline.server.replica.feed import ReplicaFeed, ReplicaFeeds
 from ridgeline.server.served_models import ServedModels
 
 
-class FeedQuery(msgspec.Struct, frozen=True):
-    epoch: Annotated[str, About("of the server process that was read before")] = ""
-    after: Annotated[int, About("the last event that was read from it")] = 0
-    model: Annotated[str | None, About("a served name; default: the first model")] = None
+class FeedQuery(Body, kw_only=True, frozen=True):
+    epoch: Annotated[Id, About("of the server process that was read before")] = ""
+    after: Annotated[int, About("the last event that was read from it"), Meta(ge=0, le=2**53)] = 0
+    model: Annotated[Name | None, About("a served name; default: the first model")] = None
 
 
 async def feed(request: Request) -> ASGIApp:
     served_models = ServedModels.of(request)
     given = {name: value for name, value in request.query_params.items() if name in FeedQuery.__annotations__}
-    try:
-        query = msgspec.convert(given, FeedQuery, strict=False)
-    except msgspec.ValidationError:
-        raise BadRequest("after", "must be a number") from None
+    query = converted(given, FeedQuery)
     model = served_models.served(query.model).model
     if model.engine.client is None:
         raise NotReady(model.engine.ready()[1])
