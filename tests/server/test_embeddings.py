@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 from typing import Any
 
+import grpc
 import httpx
 import numpy as np
 import pytest
@@ -12,8 +13,11 @@ import pytest
 from ridgeline.server.app import ENDPOINTS
 from ridgeline.server.http.endpoint import Endpoint
 from ridgeline.server.vectors.protocol import EmbeddingRequest, RerankRequest, ScoreRequest
+from ridgeline.web.grpc.v1 import inference_pb2 as pb
+from ridgeline.web.grpc.v1.inference_pb2_grpc import InferenceStub
 from tests.server.conftest import VectorServer
 from tests.server.documented import assert_answer
+from tests.server.grpc.rpc_stage import refused
 
 TEXTS = ["a cat sat on the mat", "stock markets fell sharply", "x", "The kitten slept. " * 20]
 
@@ -140,3 +144,19 @@ def test_what_embeddings_used_can_be_asked_for(http: httpx.Client) -> None:
     assert told["status"] == "finished"
     assert told["usage"]["prompt_tokens"] == usage["usage"]["prompt_tokens"] > 0
     assert told["usage"]["completion_tokens"] == 0
+
+
+async def test_grpc_gives_the_vectors_of_http(http: httpx.Client, vector_server: VectorServer) -> None:
+    over_http = embed(http, TEXTS, model="all-minilm-l6-v2")
+    async with grpc.aio.insecure_channel(f"127.0.0.1:{vector_server.grpc_port}") as channel:
+        stub = InferenceStub(channel)
+        answer = await stub.Embed(pb.EmbedRequest(model="all-minilm-l6-v2", texts=TEXTS))
+        short = await stub.Embed(pb.EmbedRequest(texts=TEXTS[:1], dimensions=8))
+        error = await refused(stub.Embed(pb.EmbedRequest(texts=TEXTS[:1], dimensions=1000)))
+        empty = await refused(stub.Embed(pb.EmbedRequest()))
+    np.testing.assert_allclose([list(one.values) for one in answer.embeddings], vectors(over_http), atol=1e-6)
+    assert answer.usage.prompt_tokens == over_http["usage"]["prompt_tokens"]
+    assert len(short.embeddings[0].values) == 8
+    assert error.code() is empty.code() is grpc.StatusCode.INVALID_ARGUMENT
+    assert str(error.details()).startswith("dimensions:")
+    assert str(empty.details()).startswith("texts")

@@ -106,13 +106,15 @@ class AppCall:
         return b"".join([piece async for piece in self.pieces()])
 
     def leave(self) -> None:
-        """The client is gone: the app is told, and what it still sends is dropped."""
+        """The client is gone: the app is told, and what it still sends is dropped. After a whole answer, no
+        client is lost.
+        """
         if self._is_gone.is_set() or self._is_over():
             return
         self._is_gone.set()
         self._pieces.clear()
         self._has_room.set()
-        if self.when_gone is not None:
+        if self.when_gone is not None and not self.is_whole:
             self.when_gone()
 
     def _is_over(self) -> bool:

@@ -19,7 +19,6 @@ from ridgeline.web.grpc.v1.inference_pb2_grpc import InferenceStub
 from tests.conftest import LiveServer
 from tests.faults.conftest import metric
 from tests.patience import PATIENCE_S
-from tests.server.conftest import VectorServer
 from tests.server.grpc.rpc_stage import joined, refused, rpc_served, streamed, unnamed
 from tests.server.stage import Stage, until
 
@@ -133,24 +132,3 @@ async def _until_stats(engine: AsyncClient, condition: Callable[[EngineStats], b
     async with asyncio.timeout(PATIENCE_S):
         while not condition(await engine.ping()):
             await asyncio.sleep(0)
-
-
-async def test_vectors_are_those_of_http(vector_server: VectorServer) -> None:
-    texts = ["a lighthouse", "ein Leuchtturm", ""]
-    url = f"{vector_server.base_url}/v1/embeddings"
-    body = {"model": "all-minilm-l6-v2", "input": texts[:2], "encoding_format": "float"}
-    over_http = httpx.post(url, json=body, timeout=PATIENCE_S).json()
-    async with grpc.aio.insecure_channel(f"127.0.0.1:{vector_server.grpc_port}") as channel:
-        stub = InferenceStub(channel)
-        answer = await stub.Embed(pb.EmbedRequest(model="all-minilm-l6-v2", texts=texts[:2]))
-        short = await stub.Embed(pb.EmbedRequest(texts=texts[:1], dimensions=8))
-        error = await refused(stub.Embed(pb.EmbedRequest(texts=texts[:1], dimensions=1000)))
-        empty = await refused(stub.Embed(pb.EmbedRequest()))
-    assert [list(one.values) for one in answer.embeddings] == [
-        pytest.approx(one["embedding"], abs=1e-7) for one in over_http["data"]
-    ]
-    assert answer.usage.prompt_tokens == over_http["usage"]["prompt_tokens"]
-    assert len(short.embeddings[0].values) == 8
-    assert error.code() is empty.code() is grpc.StatusCode.INVALID_ARGUMENT
-    assert str(error.details()).startswith("dimensions:")
-    assert str(empty.details()).startswith("texts")
