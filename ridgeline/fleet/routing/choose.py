@@ -6,15 +6,16 @@ equals draw lots.
 
 The default's cost of a replica, for a prompt of U tokens of which S are in its cache:
 
-    token_s · (queued + U − S / (1 + excess))           until the first token
-    + output · running_s · 2 · max(requests, KV share · max_running)    while it answers
-    + an adapter to load + another region + silence + work of the last minute − the session's own replica
+    token_s · (queued + U − S · (1 + waste) / (1 + excess) + work of the last minute − own session)
+    + output · running_s · 2 · max(requests, KV share · max_running)
+    + an adapter to load + another region + silence
 
 Why it is not worse than round-robin at light load: a prefix is worth only the tokens that it saves, while
-every request that already runs there has the price by which it slows this one and this one slows it (the
+every request that is already there has the price by which it slows this one and this one slows it (the
 factor 2). Replicas above the mean load get less credit for a prefix (excess), so a prefix that many prompts
-share is soon copied to idle replicas instead of making one of them hot; and when no request overlaps
-another, the work of the last minute does the same for short prefixes.
+share is soon copied to idle replicas instead of making one of them hot; where no request overlaps another,
+the work of the last minute does the same. Only when prompts wait everywhere is a prefix worth more than its
+tokens (waste): computing it again would delay all that wait.
 """
 
 from __future__ import annotations
@@ -34,7 +35,9 @@ from ridgeline.fleet.routing.prefixes import Counts, PrefixMap
 from ridgeline.fleet.routing.prompt import PromptView
 
 _MIX = np.uint64(0x9E3779B97F4A7C15)
+_SHARED, _TOKENS, _HEAT = range(3)  # in ModelColumns.means
 _FIRST_S = 1e6  # outweighs every load
+_MOST_DELAYED = 8.0
 _HEAT_FLOOR = 4096.0  # tokens: differences between replicas that have done little do not count
 
 
@@ -146,10 +149,10 @@ def _cost(
         return -_affinity(columns, prompt.session).astype(np.float64), 0.0
     tokens = columns.field(Field.TOKENS) + prompt.tokens
     if name == "default":
-        if matched is not None:
-            tokens -= _credit(columns, prompt, matched)
-        if policy.heat_tokens:
-            tokens += _heat(book, columns, policy, now)
+        means = columns.means()
+        if matched is not None and prompt.tokens:
+            tokens -= _credit(columns, prompt, matched, means)
+        tokens += _heat(book, columns, policy, now, means)
         if prompt.session:
             tokens[_own(columns, prompt.session)] -= policy.sticky_tokens
     token_s = columns.field(Field.TOKEN_S)
@@ -171,33 +174,24 @@ def _cost(
     return cost, policy.tie_share * float(token_s[0]) * max(prompt.tokens, 16)
 
 
-def _credit(columns: ModelColumns, prompt: PromptView, matched: Counts) -> Counts:
+def _credit(columns: ModelColumns, prompt: PromptView, matched: Counts, means: Floats) -> Floats:
     """Tokens that each replica's cache saves; fewer where more requests are than at the others."""
-    shared = columns.field(Field.SHARED)
-    mean = _mean(columns, shared)
-    excess = np.maximum(shared - mean, 0.0)
-    excess *= 1.0 / (1.0 + mean / 4.0)
-    excess += 1.0
-    credit = matched * np.float32(prompt.tokens_per_block)
-    credit /= excess.astype(np.float32)
-    return credit
+    waste = min(float(means[_TOKENS]) / max(prompt.tokens, 256), _MOST_DELAYED)
+    full = prompt.tokens_per_block * (1.0 + waste)
+    mean = float(means[_SHARED])
+    slope = 1.0 / (full * (1.0 + mean / 4.0))
+    divisor = columns.field(Field.SHARED) * slope  # (1 + excess) / full
+    divisor += 1.0 / full - mean * slope
+    np.maximum(divisor, 1.0 / full, out=divisor)
+    return np.divide(matched, divisor, out=divisor)
 
 
-def _heat(book: LoadBook, columns: ModelColumns, policy: Policy, now: float) -> Floats:
-    """The price of the last minute's work, in tokens: negative below the mean."""
-    scale, heat = book.heat_scale(now), columns.field(Field.HEAT)
-    mean = scale * _mean(columns, heat)
-    price: Floats = heat * (scale / (mean + _HEAT_FLOOR))
-    price -= mean / (mean + _HEAT_FLOOR)
-    np.minimum(price, 4.0, out=price)
-    price *= policy.heat_tokens
-    return price
-
-
-def _mean(columns: ModelColumns, values: Floats) -> float:
-    """Over the replicas that take requests."""
-    is_open = columns.field(Field.OPEN)
-    return float(values @ is_open) / max(float(is_open @ is_open), 1.0)
+def _heat(book: LoadBook, columns: ModelColumns, policy: Policy, now: float, means: Floats) -> Floats:
+    """The price of the last minute's work, in tokens; at most that of four times the mean above it."""
+    scale = book.heat_scale(now)
+    mean = scale * float(means[_HEAT])
+    price = columns.field(Field.HEAT) * (policy.heat_tokens * scale / (mean + _HEAT_FLOOR))
+    return np.minimum(price, policy.heat_tokens * (4.0 + mean / (mean + _HEAT_FLOOR)), out=price)
 
 
 def _lacks_adapter(book: LoadBook, columns: ModelColumns, adapter: str) -> Floats:

@@ -24,11 +24,11 @@ class Field(IntEnum):
     REQUESTS = 1  # at the replica now, of all routers, and those on their way there
     SHARED = 2  # the same, where other routers are assumed to have sent as many since the last Load line
     TOKENS = 3  # prompt tokens that wait to be computed
-    KV = 4  # share of the KV blocks held
-    MOST = 5  # max_running
-    HEARD = 6  # when the last Load line came; infinite where it takes no requests
-    TURN = 7  # number of the last request sent there
-    HEAT = 8  # work sent there lately
+    HEAT = 4  # work sent there lately
+    KV = 5  # share of the KV blocks held
+    MOST = 6  # max_running
+    HEARD = 7  # when the last Load line came; infinite where it takes no requests
+    TURN = 8  # number of the last request sent there
     TOKEN_S = 9  # seconds for a prompt token
     DRAG_S = 10  # seconds lost for each output token to the requests that are there
     BACKLOG_S = 11  # seconds to compute the prompts that wait, 0 while the speed is not known
@@ -89,6 +89,13 @@ class ModelColumns:
             return most + np.maximum(most * queue_share, 1.0)
 
         return self.cached("limits", queue_share, made)
+
+    def means(self) -> Floats:
+        """Of SHARED, TOKENS and HEAT, over the replicas that take requests."""
+        is_open = self.values[Field.OPEN]
+        means: Floats = self.values[Field.SHARED : Field.HEAT + 1] @ is_open
+        means /= max(float(is_open @ is_open), 1.0)
+        return means
 
     def slots(self, prefixes: PrefixMap) -> npt.NDArray[np.intp]:
         """Where the replicas' counts are in PrefixMap.counts."""

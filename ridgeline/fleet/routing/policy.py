@@ -24,7 +24,7 @@ class Policy:
     adapter_load_s: float = 0.5  # what loading an adapter costs
     region_s: float = 0.1  # what a replica in another region costs
     sticky_tokens: float = 64.0  # the bonus of a session's own replica, in prompt tokens
-    heat_tokens: float = 512.0  # the price of twice the mean work of the last minute, in prompt tokens
+    heat_tokens: float = 2048.0  # the price of twice the mean work of the last minute, in prompt tokens
     tie_share: float = 0.02  # replicas within this share of the prompt's own cost are equal
 
     def __post_init__(self) -> None:

@@ -8,15 +8,19 @@ again.
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections import deque
 from collections.abc import Iterable, Sequence
+from itertools import islice
 
 import numpy as np
 import numpy.typing as npt
 
 from ridgeline.replica.messages import FeedLine, Load, Removed, Snapshot, Started, Stored
 
-_SHARDS = 1024  # a power of two
+# Caches lose the ends of prompts first: beyond the first blocks, one block in each stride tells of them all.
+_EXACT, _STRIDE = 16, 8
+_SWEEP = 256  # blocks, with each event
 _MOST_LAYERS = 32
 _FEW = 8  # slots that are cheaper to count one by one
 _MOST_GUESSES = 65_536
@@ -41,24 +45,24 @@ class PrefixMap:
     holder goes.
     """
 
-    def __init__(self, guess_s: float = 5.0, max_blocks: int = 1_000_000) -> None:
+    def __init__(self, guess_s: float = 15.0, max_blocks: int = 1_000_000) -> None:
         self.version = 0  # changes with the slots
         self._guess_s = guess_s
-        self._shards: list[dict[int, int]] = [{} for _ in range(_SHARDS)]
-        self._most_in_shard = max(max_blocks // _SHARDS, 1)
+        self._holders: dict[int, int] = {}  # of each block; in the order in which the blocks came
+        self._max_blocks = max_blocks
         self._known: dict[str, _Known] = {}
         self._live = 0  # slots in use
         self._slots = 0  # slots ever made
         self._free: list[int] = []
-        self._retired: deque[tuple[int, int]] = deque()  # slot, sweeps after which it is free
-        self._dead = 0  # the bits of the retired slots
-        self._sweeps = 0
+        self._retired = 0  # slots left behind that wait for the next sweep
+        self._swept = 0  # slots that the sweep in progress clears
+        self._to_sweep: list[int] = []
         # What was just routed: bits of the shards that no replica has confirmed, and when they end.
         self._guessed: dict[int, int] = {}
         self._guesses: deque[tuple[float, int, list[int]]] = deque()
 
     def __len__(self) -> int:
-        return sum(map(len, self._shards))
+        return len(self._holders)
 
     def hear(self, replica_id: str, line: FeedLine) -> bool:
         """Any line of a feed. True: the reader must reconnect for a snapshot."""
@@ -106,42 +110,44 @@ class PrefixMap:
         if seq != known.seq + 1:
             return seq > known.seq
         known.seq = seq
-        bit, shards = known.bit, self._shards
+        bit, holders = known.bit, self._holders
         for block in blocks:
-            shard = shards[block & (_SHARDS - 1)]
-            held = shard.get(block, 0)
-            if held & bit:
-                if held == bit:
-                    del shard[block]
-                else:
-                    shard[block] = held ^ bit
-        if self._retired:
+            held = holders.get(block, 0)
+            if held == bit:
+                del holders[block]
+            elif held & bit:
+                holders[block] = held ^ bit
+        if self._retired or self._swept:
             self._sweep()
         return False
 
     def routed(self, replica_id: str, blocks: Sequence[int], now: float) -> None:
         """These blocks will soon be there: a guess that ends after guess_s unless the replica confirms it."""
         self._end_guesses(now)
-        bit, shards = (self._known.get(replica_id) or self._renew(replica_id)).bit, self._shards
+        bit, holders = (self._known.get(replica_id) or self._renew(replica_id)).bit, self._holders
         guessed, new = self._guessed, []
-        for block in blocks:
-            shard = shards[block & (_SHARDS - 1)]
-            held = shard.get(block, 0)
-            if not held & bit:
-                shard[block] = held | bit
+        last, joined = -1, -1
+        first = bisect_left(blocks, True, key=lambda block: not holders.get(block, 0) & bit)
+        for block in blocks[first:]:
+            held = holders.get(block, 0)
+            if held is last or not held & bit:
+                if held is not last:
+                    last, joined = held, held | bit
+                holders[block] = joined
                 guessed[block] = guessed.get(block, 0) | bit
                 new.append(block)
         if new:
             self._guesses.append((now + self._guess_s, bit, new))
         while len(guessed) > _MOST_GUESSES:
             self._end_guess()
+        if len(holders) > self._max_blocks:
+            self._evict()
 
     def forget(self, replica_id: str) -> None:
         """The replica is gone."""
         known = self._known.pop(replica_id, None)
         if known is not None:
-            self._retire(known.slot)
-            self._sweep()
+            self._retire(known)
 
     def matches(self, blocks: Sequence[int], now: float = 0.0) -> dict[str, int]:
         """Blocks from the beginning that each replica holds; replicas without any are left out."""
@@ -178,57 +184,64 @@ class PrefixMap:
     def _layers(self, blocks: Sequence[int], now: float) -> list[tuple[int, int]]:
         """(depth, slots that hold all blocks up to there), at every depth where the slots become fewer."""
         self._end_guesses(now)
-        shards, alive = self._shards, self._live
+        find, alive = self._holders.get, self._live
         layers: list[tuple[int, int]] = []
         last = -1
-        for depth, block in enumerate(blocks):
-            held = shards[block & (_SHARDS - 1)].get(block, 0)
-            if held is last:  # blocks that were stored together share one integer
-                continue
-            last = held
-            kept = alive & held
-            if kept != alive:
-                if depth:
-                    layers.append((depth, alive))
-                if not kept:
-                    return layers
-                alive = kept
+        for start in range(0, len(blocks), _STRIDE):
+            window = blocks[start : start + _STRIDE]
+            if start >= _EXACT:
+                held = find(window[-1], 0)
+                if held is last or alive & held == alive:
+                    last = held
+                    continue
+            for depth, block in enumerate(window, start):
+                held = find(block, 0)
+                if held is last:  # blocks that were stored together share one integer
+                    continue
+                last = held
+                kept = alive & held
+                if kept != alive:
+                    if depth:
+                        layers.append((depth, alive))
+                    if not kept:
+                        return layers
+                    alive = kept
         if blocks and alive:
             layers.append((len(blocks), alive))
         return layers
 
     def _store(self, bit: int, blocks: Iterable[int]) -> None:
-        shards, most, guessed = self._shards, self._most_in_shard, self._guessed
+        holders, guessed = self._holders, self._guessed
         last, joined = -1, -1
         for block in blocks:
-            shard = shards[block & (_SHARDS - 1)]
-            held = shard.get(block, 0)
+            held = holders.get(block, 0)
             if held is not last:
                 last, joined = held, held | bit
-            shard[block] = joined
-            if not held:
-                if len(shard) > most:
-                    self._evict(shard)
-            elif block in guessed:
+            holders[block] = joined
+            if held and block in guessed:
                 guessed[block] &= ~bit  # confirmed
-        if self._retired:
+        if len(holders) > self._max_blocks:
+            self._evict()
+        if self._retired or self._swept:
             self._sweep()
 
-    def _evict(self, shard: dict[int, int]) -> None:
-        """Drops the oldest block with one holder; blocks with several are spared, up to four of them."""
-        for _ in range(4):
-            block = next(iter(shard))
-            held = shard.pop(block)
-            if (held & self._live).bit_count() < 2:
-                return
-            shard[block] = held
-        del shard[next(iter(shard))]
+    def _evict(self) -> None:
+        """Drops the oldest blocks with one holder. Of those with several, shared by prompts, half stay."""
+        holders, live = self._holders, self._live
+        while (over := len(holders) - self._max_blocks) > 0:
+            oldest = list(islice(holders, 2 * over + self._max_blocks // 64))
+            spared = len(oldest) // 2
+            for block in oldest:
+                held = holders.pop(block)
+                if spared and (held & live).bit_count() > 1:
+                    holders[block] = held
+                    spared -= 1
 
     def _renew(self, replica_id: str) -> _Known:
         """A new slot, without blocks."""
         known = self._known.get(replica_id)
         if known is not None:
-            self._retire(known.slot)
+            self._retire(known)
         if self._free:
             slot = self._free.pop()
         else:
@@ -238,27 +251,31 @@ class PrefixMap:
         self.version += 1
         return known
 
-    def _retire(self, slot: int) -> None:
-        bit = 1 << slot
-        self._live &= ~bit
-        self._dead |= bit
-        self._retired.append((slot, self._sweeps + _SHARDS))
+    def _retire(self, known: _Known) -> None:
+        self._live &= ~known.bit
+        self._retired |= known.bit
         self.version += 1
+        self._sweep()
 
     def _sweep(self) -> None:
-        """Clears the bits of retired slots in one shard; frees slots that were cleared in all."""
-        dead, shard = self._dead, self._shards[self._sweeps & (_SHARDS - 1)]
-        for block in [block for block, held in shard.items() if held & dead]:
-            left = shard[block] & ~dead
-            if left:
-                shard[block] = left
-            else:
-                del shard[block]
-        self._sweeps += 1
-        while self._retired and self._retired[0][1] <= self._sweeps:
-            slot, _ = self._retired.popleft()
-            self._dead &= ~(1 << slot)
-            self._free.append(slot)
+        """Clears the bits of slots left behind in some blocks; after the last block the slots are free."""
+        if not self._swept:
+            self._swept, self._retired = self._retired, 0
+            self._to_sweep = list(self._holders)
+        holders, left = self._holders, ~self._swept
+        for block in self._to_sweep[-_SWEEP:]:
+            held = holders.get(block, 0)
+            if held & self._swept:
+                if held & left:
+                    holders[block] = held & left
+                else:
+                    del holders[block]
+        del self._to_sweep[-_SWEEP:]
+        if not self._to_sweep:
+            while self._swept:
+                low = self._swept & -self._swept
+                self._free.append(low.bit_length() - 1)
+                self._swept ^= low
 
     def _end_guesses(self, now: float) -> None:
         guesses = self._guesses
@@ -268,7 +285,7 @@ class PrefixMap:
     def _end_guess(self) -> None:
         """Clears the bits of the oldest guess that were not confirmed."""
         _, bit, blocks = self._guesses.popleft()
-        guessed, shards = self._guessed, self._shards
+        guessed, holders = self._guessed, self._holders
         for block in blocks:
             mask = guessed.get(block)
             if mask is None:
@@ -279,9 +296,8 @@ class PrefixMap:
             else:
                 del guessed[block]
             if mask & bit:
-                shard = shards[block & (_SHARDS - 1)]
-                held = shard.get(block, 0) & ~bit
+                held = holders.get(block, 0) & ~bit
                 if held:
-                    shard[block] = held
+                    holders[block] = held
                 else:
-                    shard.pop(block, None)
+                    holders.pop(block, None)

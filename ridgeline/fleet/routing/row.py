@@ -27,11 +27,22 @@ SEEN_AFTER_S = 2.0
 class Ticket:
     """One request in flight at one replica."""
 
-    __slots__ = ("accepted_before", "adapter", "charged_at", "computed", "kv_blocks", "open", "row", "tokens")
+    __slots__ = (
+        "accepted_before",
+        "adapter",
+        "cached_tokens",
+        "charged_at",
+        "computed",
+        "kv_blocks",
+        "open",
+        "row",
+        "tokens",
+    )
 
     def __init__(self, row: Row, prompt: PromptView, matched_blocks: int, now: float) -> None:
         self.row, self.adapter, self.charged_at = row, prompt.adapter, now
         self.tokens = math.ceil(prompt.uncached_tokens(matched_blocks))
+        self.cached_tokens = max(prompt.tokens - self.tokens, 0)
         block_size = row.started.block_size if row.started else BLOCK_TOKENS
         self.kv_blocks = math.ceil((prompt.tokens + prompt.output_tokens) / max(block_size, 1))
         self.accepted_before = row.accepted + len(row.unseen)
@@ -63,6 +74,9 @@ class Row:
         # Tickets that the last Load line does not count, oldest first, and their sums.
         self.unseen: dict[Ticket, None] = {}
         self._unseen_tokens = self._unseen_kv = 0
+        self._seen_tokens = self._seen_cached_tokens = 0
+        # Of tickets that it counts, whose prompts are not computed.
+        self._seen_tokens = self._seen_cached_tokens = 0
         # What has ended since the last Load line.
         self._ended = self._computed_tokens = self._freed_kv = 0
 
@@ -102,6 +116,9 @@ class Row:
             if not seen and age < SEEN_AFTER_S:
                 break
             self._see(ticket)
+            if not ticket.computed:
+                self._seen_tokens += ticket.tokens
+                self._seen_cached_tokens += ticket.cached_tokens
         return changed
 
     def charge(self, ticket: Ticket) -> None:
@@ -117,20 +134,21 @@ class Row:
         if ticket in self.unseen:
             self._unseen_tokens -= ticket.tokens
         else:
-            self._computed_tokens += ticket.tokens
+            self._seen_tokens -= ticket.tokens
+            self._seen_cached_tokens -= ticket.cached_tokens
+            self._computed_tokens += ticket.tokens + ticket.cached_tokens
         ticket.computed = True
 
     def discharge(self, ticket: Ticket) -> None:
         if ticket not in self.tickets:
             return
-        self.tickets.remove(ticket)
         if ticket in self.unseen:
             self._see(ticket)
-            return
-        self._ended += 1
-        self._freed_kv += ticket.kv_blocks
-        if not ticket.computed:
-            self._computed_tokens += ticket.tokens
+        else:
+            self.computed(ticket)
+            self._ended += 1
+            self._freed_kv += ticket.kv_blocks
+        self.tickets.remove(ticket)
 
     def has_adapter(self, adapter: str) -> bool:
         """Loaded, or about to be: a request for it is on its way."""
@@ -142,7 +160,9 @@ class Row:
         told = told_tokens = told_kv = 0
         if self.load is not None:
             told = max(self.load.running + self.load.waiting - self._ended, 0)
-            told_tokens = max(self.load.queued_tokens - self._computed_tokens, 0)
+            # A server counts a prompt in full until it looks the prompt up in its cache.
+            queued = max(self.load.queued_tokens - self._computed_tokens, 0)
+            told_tokens = max(queued - self._seen_cached_tokens, min(queued, self._seen_tokens))
             told_kv = max(self.load.kv_blocks_held - self._freed_kv, 0)
         unseen = len(self.unseen)
         requests = max(told + unseen, len(self.tickets))
@@ -155,11 +175,11 @@ class Row:
             requests,
             shared,
             tokens,
+            self.heat,
             kv,
             self.most,
             self.heard_at if self.is_open else math.inf,
             self.turn,
-            self.heat,
             self.cost.token_s,
             self.cost.running_s * (2 * max(shared, kv * self.most) + max(shared - self.most + 1, 0)),
             (told_tokens + self._unseen_tokens) * self.cost.token_s if self.cost.learned else 0.0,
@@ -181,3 +201,4 @@ class Row:
     def _reset_unseen(self) -> None:
         self.unseen = {}
         self._unseen_tokens = self._unseen_kv = 0
+        self._seen_tokens = self._seen_cached_tokens = 0

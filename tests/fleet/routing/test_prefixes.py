@@ -106,7 +106,7 @@ def test_slots_of_forgotten_replicas_are_used_again_without_their_blocks() -> No
     for number in range(3000):
         prefixes.stored(f"r{number}", 1, CHAIN[:10])
         prefixes.forget(f"r{number}")
-    assert prefixes._slots < 2100
+    assert prefixes._slots < 10
     prefixes.snapshot("fresh", 5, [])
     assert prefixes.matches(CHAIN) == {"keeper": 20}
 
@@ -162,3 +162,19 @@ def test_matches_are_those_of_plain_sets(events, asked) -> None:  # type: ignore
         if depth:
             expected[name] = depth
     assert prefixes.matches(asked) == expected
+
+
+@settings(max_examples=100, deadline=None)
+@given(depths=st.lists(st.integers(0, 200), min_size=1, max_size=20), length=st.integers(1, 200))
+def test_long_prompts_are_matched_exactly_where_caches_lose_ends_first(
+    depths: list[int], length: int
+) -> None:
+    prefixes, blocks = PrefixMap(), list(range(1, 201))
+    for number, depth in enumerate(depths):
+        if number % 2:
+            prefixes.stored(f"r{number}", 1, blocks[:depth])
+        else:
+            prefixes.routed(f"r{number}", blocks[: depth // 2], 0.0)
+            prefixes.routed(f"r{number}", blocks[:depth], 0.0)
+    expected = {f"r{number}": min(depth, length) for number, depth in enumerate(depths) if depth}
+    assert prefixes.matches(blocks[:length]) == expected
