@@ -9,10 +9,13 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import importlib
+import logging
 import os
+import re
+import signal
 import threading
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, ParamSpec, TypeVar
 
 import msgspec
 
@@ -30,6 +33,9 @@ ANSWER_S = 5.0  # an actor that does not answer within this time is said to be s
 KEPT_LOG = 65_536  # bytes of an ended replica's log that are kept here
 LOOPBACK = "127.0.0.1"
 
+P = ParamSpec("P")
+T = TypeVar("T")
+
 
 class RaySubstrate:
     def __init__(self, config: RayConfig) -> None:
@@ -41,23 +47,23 @@ class RaySubstrate:
         self._endings: dict[str, tuple[Observed, bytes]] = {}  # of replicas that ended, with their logs
 
     async def start(self, spec: ReplicaSpec) -> Handle:
-        await asyncio.to_thread(self._start, spec)
+        await self._call(self._start, spec)
         return Handle(spec.id, spec.mark)
 
     async def stop(self, handle: Handle, drain_s: float) -> None:
-        await asyncio.to_thread(self._stop, handle.place, drain_s)
+        await self._call(self._stop, handle.place, drain_s)
 
     async def poll(self, handle: Handle) -> Observed:
-        return await asyncio.to_thread(self._poll, handle.place)
+        return await self._call(self._poll, handle.place)
 
     async def logs(self, handle: Handle, last_bytes: int) -> bytes:
-        return await asyncio.to_thread(self._logs, handle.place, last_bytes)
+        return await self._call(self._logs, handle.place, last_bytes)
 
     async def find(self, fleet: str) -> Sequence[Handle]:
-        return await asyncio.to_thread(self._find, fleet)
+        return await self._call(self._find, fleet)
 
     async def capacity(self) -> Capacity:
-        found: Mapping[str, float] = await asyncio.to_thread(lambda: self._cluster().cluster_resources())
+        found: Mapping[str, float] = await self._call(lambda: self._cluster().cluster_resources())
         memory = found.get("memory")
         return Capacity(
             cpus=found.get("CPU", 0.0),
@@ -70,6 +76,13 @@ class RaySubstrate:
         if self._ray is not None:
             await asyncio.to_thread(self._ray.shutdown)
             self._ray = None
+
+    async def _call(self, work: Callable[P, T], *arguments: P.args, **named: P.kwargs) -> T:
+        """In a thread, on a cluster that is connected."""
+        if self._ray is None:
+            await asyncio.to_thread(self._cluster)
+            take_signals_back()
+        return await asyncio.to_thread(work, *arguments, **named)
 
     # ── in threads ──
 
@@ -228,8 +241,20 @@ def bundle(spec: ReplicaSpec, config: RayConfig) -> dict[str, float]:
     return wanted | pairs(config.resources, "[substrate.ray] resources", float)
 
 
+def take_signals_back() -> None:
+    """Replace Ray's native handlers, which print a stack at SIGTERM and end the process with an error."""
+    if threading.current_thread() is not threading.main_thread():
+        return
+    for number in (signal.SIGTERM, signal.SIGINT):
+        handler = signal.getsignal(number)
+        if handler is not None:
+            signal.signal(number, handler)
+            signal.siginterrupt(number, False)
+
+
 def _connect(config: RayConfig) -> Any:
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+    factory = logging.getLogRecordFactory()  # Ray's adds a field to every record
     try:
         ray = importlib.import_module("ray")
         importlib.import_module("ray.util.scheduling_strategies")
@@ -256,6 +281,7 @@ def _connect(config: RayConfig) -> Any:
     # Linux ends a cluster that is started here together with the thread that started it: this one stays.
     threading.Thread(target=init, name="ray-init", daemon=True).start()
     done.wait()
+    logging.setLogRecordFactory(factory)
     if errors:
         where = config.address or "on this machine"
         raise SubstrateError(f"the Ray cluster {where} cannot be used: {errors[0]}") from errors[0]
@@ -265,4 +291,5 @@ def _connect(config: RayConfig) -> Any:
 def _death(error: Exception) -> str:
     """Ray's own words: its sentence about the cause, without the actor's ids before it."""
     text = " ".join(str(error).split())
-    return text[max(text.find("The actor died because"), 0) :][:400]
+    cause = re.search(r"The actor (died|is dead) because.*", text)
+    return (text if cause is None else cause[0])[:300]

@@ -8,13 +8,16 @@ Ray binds some listeners to every address whatever it is told; the namespace kee
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import fcntl
 import json
 import os
+import re
 import signal
 import socket
 import struct
 import sys
+import tempfile
 import traceback
 import urllib.request
 import uuid
@@ -24,7 +27,8 @@ from pathlib import Path
 from ridgeline.fleet.config_models import ResourcesConfig
 from ridgeline.fleet.config_substrates import RayConfig
 from ridgeline.fleet.substrates.ray import RaySubstrate
-from ridgeline.fleet.substrates.substrate import Handle, Observed, ReplicaSpec
+from ridgeline.fleet.substrates.substrate import MARK, Handle, Observed, ReplicaSpec
+from ridgeline.options import without_settings
 from tests.fleet.substrates.marked import marked, none_left
 
 WAIT_S = 240.0
@@ -152,17 +156,97 @@ async def two_nodes(model: str) -> None:
     cluster.shutdown()
 
 
+async def whole_fleet(model: str) -> None:
+    """`ridgeline fleet up`: a request through the router, death of an actor, a replacement, the end."""
+    folder = Path(tempfile.mkdtemp(prefix="rl"))
+    (folder / "fleet.toml").write_text(
+        f"""
+        [fleet]
+        port = 0
+        state_dir = "{folder}/f"
+        api_keys = ["{KEY}"]
+        drain_s = 5.0
+
+        [substrate]
+        kind = "ray"
+
+        [substrate.ray]
+        cpus = 2
+
+        [[models]]
+        name = "m"
+        source = "{model}"
+
+        [models.serve]
+        kv_tokens = 2048
+        threads = 1
+        """,
+        encoding="utf-8",
+    )
+    log = folder / "log"
+    with log.open("wb") as file:
+        controller = await asyncio.create_subprocess_exec(
+            *(sys.executable, "-m", "ridgeline.cli.main", "fleet", "up", str(folder / "fleet.toml")),
+            env=without_settings(os.environ),
+            stdout=file,
+            stderr=file,
+        )
+    async with asyncio.timeout(WAIT_S):
+        while not (found := re.search(r'"url": ?"(http[^"]+)"', log.read_text())):
+            assert controller.returncode is None, log.read_text()
+            await asyncio.sleep(0.1)
+    assert await answer(found[1])
+    (fleet,) = {mark.partition("/")[0] for mark in marks()}
+    (actor,) = children_of_ray()
+    os.kill(actor, signal.SIGKILL)
+    async with asyncio.timeout(WAIT_S):
+        while f"{fleet}/m-2" not in marks():
+            await asyncio.sleep(0.1)
+    assert await answer(found[1]), "the next replica answers"
+    controller.terminate()
+    code = await controller.wait()
+    assert code == 0, (code, log.read_text())
+    assert "SIGTERM received" not in log.read_text()
+    assert "_ray_timestamp" not in log.read_text()
+    assert none_left(fleet), marks()
+
+
+def marks() -> set[str]:
+    """Of the replicas' processes in this network namespace."""
+    found = set()
+    for folder in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):
+            if (folder / "ns/net").readlink() != Path("/proc/self/ns/net").readlink():
+                continue
+            for one in (folder / "environ").read_bytes().split(b"\0"):
+                if one.startswith(f"{MARK}=".encode()):
+                    found.add(one.partition(b"=")[2].decode())
+    return found
+
+
+def children_of_ray() -> list[int]:
+    """Actors of replicas in this network namespace, by the title that Ray gives them."""
+    found = []
+    for folder in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):
+            same = (folder / "ns/net").readlink() == Path("/proc/self/ns/net").readlink()
+            if same and b"ray::ReplicaActor" in (folder / "cmdline").read_bytes():
+                found.append(int(folder.name))
+    return found
+
+
 def loopback_up() -> None:
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as made:
         name = b"lo".ljust(16, b"\0")
         fcntl.ioctl(made, 0x8914, name + struct.pack("H14x", 0x1 | 0x40))  # SIOCSIFFLAGS: up, running
 
 
+SCENES = {"one_machine": one_machine, "two_nodes": two_nodes, "whole_fleet": whole_fleet}
+
 if __name__ == "__main__":
     loopback_up()
-    assert not [one for one in Path("/sys/class/net").iterdir() if one.name != "lo"] or os.getuid() == 0
     try:
-        asyncio.run({"one_machine": one_machine, "two_nodes": two_nodes}[sys.argv[1]](sys.argv[2]))
+        asyncio.run(SCENES[sys.argv[1]](sys.argv[2]))
     except BaseException:
         traceback.print_exc()  # before Ray's own end, which may abort the process
         sys.stderr.flush()

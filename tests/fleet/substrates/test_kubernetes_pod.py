@@ -8,11 +8,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
-import random
 import signal
-import socket
-import subprocess
-import sys
 import time
 import urllib.error
 import urllib.request
@@ -22,71 +18,14 @@ from pathlib import Path
 from ridgeline.fleet.config_models import ResourcesConfig
 from ridgeline.fleet.config_substrates import KubernetesConfig
 from ridgeline.fleet.substrates.kubernetes import KubernetesSubstrate
-from ridgeline.fleet.substrates.kubernetes_pods import PORT, pod_name
+from ridgeline.fleet.substrates.kubernetes_pods import pod_name
 from ridgeline.fleet.substrates.substrate import ReplicaSpec
-from ridgeline.options import without_settings
 from tests.fleet.substrates.emulated_kubernetes import NAMESPACE, TOKEN, EmulatedKubernetes
+from tests.fleet.substrates.emulated_node import Node
 from tests.fleet.substrates.marked import none_left
 from tests.patience import PATIENCE_S
 
 KEY = "a-key-of-replicas"
-
-
-def pod_address() -> str:
-    """A loopback address on which the pods' port is free."""
-    while True:
-        address = f"127.{random.randint(1, 250)}.{random.randint(1, 250)}.{random.randint(1, 250)}"
-        with socket.socket() as made:
-            try:
-                made.bind((address, PORT))
-                return address
-            except OSError:
-                continue
-
-
-class Node:
-    """Runs one pod: its arguments, with its address in place of 0.0.0.0 and a folder in place of /state."""
-
-    def __init__(self, cluster: EmulatedKubernetes, folder: Path) -> None:
-        self._cluster, self._folder = cluster, folder
-        self.process: subprocess.Popen[bytes] | None = None
-
-    async def run(self, name: str) -> None:
-        container = self._cluster.pods[name]["spec"]["containers"][0]
-        variables = {one["name"]: one["value"] for one in container["env"]}
-        for source in container["envFrom"]:
-            variables |= self._cluster.secrets[source["secretRef"]["name"]]["stringData"]
-        address = pod_address()
-        arguments = [
-            word.replace("0.0.0.0", address).replace("/state", str(self._folder))
-            for word in container["args"]
-        ]
-        await self._cluster.scheduled(name)
-        with (self._folder / "log").open("wb") as log:
-            self.process = subprocess.Popen(
-                [sys.executable, "-m", "ridgeline.cli.main", *arguments],
-                env=without_settings(os.environ) | variables,
-                stdout=log,
-                stderr=log,
-                start_new_session=True,
-            )
-        await self._cluster.running(name, address)
-
-    async def obey(self, name: str) -> int:
-        """Wait for the deletion, as the kubelet does: SIGTERM, the grace period, SIGKILL."""
-        assert self.process is not None
-        while "deletionTimestamp" not in self._cluster.pods[name]["metadata"]:
-            await asyncio.sleep(0.02)
-        self.process.send_signal(signal.SIGTERM)
-        grace = self._cluster.pods[name]["metadata"]["deletionGracePeriodSeconds"]
-        try:
-            code = await asyncio.to_thread(self.process.wait, grace)
-        except subprocess.TimeoutExpired:
-            self.process.kill()
-            code = self.process.wait()
-        self._cluster.logs[name] = (self._folder / "log").read_bytes()
-        await self._cluster.remove(name)
-        return code
 
 
 async def test_a_pod_s_own_command_serves_and_drains(smollm2_path: Path, tmp_path: Path) -> None:

@@ -27,7 +27,7 @@ def why_not() -> str:
 pytestmark = [pytest.mark.slow, pytest.mark.skipif(bool(why_not()), reason=why_not() or "-")]
 
 
-@pytest.mark.parametrize("scene", ["one_machine", "two_nodes"])
+@pytest.mark.parametrize("scene", ["one_machine", "two_nodes", "whole_fleet"])
 def test_replicas_on_ray(scene: str, smollm2_path: Path, tmp_path: Path) -> None:
     # Ray keeps sockets in its folder, whose path must be short, and a token in ~/.ray.
     with tempfile.TemporaryDirectory(prefix="rl", ignore_cleanup_errors=True) as folder:
