@@ -172,8 +172,9 @@ class Exchange:
 
     def _pass_on(self, data: bytes) -> None:
         answer, reader, asking = self._answer, self._reader, self._asking
-        if asking.inner is not None:
+        if asking.inner is not None and asking.placed is not None:
             answer.last_at = asking.inner.last_at
+            asking.placed.replica.heard_bytes(answer.last_at)
         if reader is None:
             if not self._has_first:
                 self._first_token(200)

@@ -78,14 +78,14 @@ class Replica:
                 self.end_running("reset")
             self.breaker.allow_trial()
 
+    def heard_bytes(self, at: float) -> None:
+        """Bytes of an answer came: it makes progress, even if its feed is broken."""
+        if at > self._progress_at:
+            self._progress_at = at
+
     def stands_still(self, progress_s: float) -> bool:
-        """Whether requests run, and neither a step nor a line of the feed has come for this time."""
-        return (
-            self.has_feed
-            and not self.is_lost
-            and bool(self.running)
-            and self._clock() - self._progress_at > progress_s
-        )
+        """Whether requests run, and neither a step nor a byte of an answer has come for this time."""
+        return self.has_feed and bool(self.running) and self._clock() - self._progress_at > progress_s
 
     def is_silent(self, silent_s: float) -> bool:
         return self.has_feed and not self.is_lost and self._clock() - self._heard_at > silent_s

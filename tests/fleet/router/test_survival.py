@@ -117,6 +117,18 @@ async def test_a_replica_that_stands_still_is_ejected_and_its_stream_moves(stage
     assert len(second.bodies) == 2
 
 
+async def test_a_replica_whose_feed_falls_silent_under_a_stream_is_ejected(stage: Stage) -> None:
+    (first,) = await stage.add()
+    first.gate = asyncio.Event()
+    router = await stage.router(progress_s=0.6)
+    asked = asyncio.create_task(ask(router, request(stream=True)))
+    await until(lambda: router.books["counter"].output_tokens == 4, "four tokens")
+    first.sends_load = False  # as after SIGSTOP: connections stay open, nothing comes
+    await stage.add()
+    assert await asked == counted(8)
+    assert router.books["counter"].moves == {"no_progress": 1}
+
+
 async def test_another_epoch_on_the_same_address_ends_the_answers_of_the_former(stage: Stage) -> None:
     first, second = await stage.add(2)
     first.gate = asyncio.Event()
