@@ -9,6 +9,7 @@ from collections import deque
 from ridgeline.fleet.controller.reconcile import ReplicaView
 from ridgeline.fleet.controller.store import StoredReplica
 from ridgeline.fleet.messages import ReplicaEntry, State
+from ridgeline.fleet.routing.ramp import is_proven
 from ridgeline.fleet.substrates.substrate import Handle
 from ridgeline.replica.messages import Load, Started
 
@@ -83,10 +84,8 @@ class Replica:
 
     @property
     def is_proven(self) -> bool:
-        """It has answered as many requests as it runs at once."""
-        if self.load is None or self.started is None:
-            return False
-        return self.load.ended >= self.started.max_running
+        """Its ramp has ended: see `routing.ramp`."""
+        return self.started is not None and is_proven(self.load, self.started.max_running)
 
     def stalled(self, now: float, stall_s: float) -> str:
         """Why it makes no progress; empty while it does."""
