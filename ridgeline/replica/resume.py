@@ -30,6 +30,7 @@ class Head(msgspec.Struct, frozen=True):
     seed: int  # the client's, or the one drawn in its place
     version: str  # of the model, the software and the settings: another one cannot continue
     epoch: str  # of the server process
+    salt: str = ""  # of the ids that are made while the stream runs
 
 
 class Finish(msgspec.Struct, frozen=True):

@@ -35,6 +35,7 @@ class RequestContext:
     least_priority: int = -(2**31)  # lower bound of its priority; a batch's lines are served after all others
     resumable: bool = False  # the stream carries markers, from which a peer can continue it
     resume: ResumeState | None = None  # continue another server's stream from here
+    salt: str = ""  # of a resumable stream: a peer makes the same ids
     body: bytes = b""  # kept while a fleet follows this server's prefix cache
 
     @classmethod

@@ -59,7 +59,9 @@ class ResumableStream:
         self.seeds = prompt_seeds(seed, len(job.prompts)) if job.params.seed is None else None
         self._job = job
         epoch = served_models.part(ReplicaEpoch).value
-        self._head: Head | None = Head(context.request_id, context.created, seed, version, epoch)
+        self._head: Head | None = Head(
+            context.request_id, context.created, seed, version, epoch, context.salt
+        )
         self._characters = 0
         self._tokens: list[Tokens] = []  # not in a marker yet
         self._calls: list[tuple[int, str]] = []

@@ -5,6 +5,8 @@ Called by `read_body` for every request. Without the two headers nothing changes
 
 from __future__ import annotations
 
+import secrets
+
 import msgspec
 from starlette.requests import Request
 
@@ -20,18 +22,19 @@ from ridgeline.server.http.request_context import RequestContext, is_sane_id
 from ridgeline.server.replica.feed import ReplicaFeeds
 from ridgeline.server.served_models import ServedModels
 
-PROMPT_PATHS = frozenset({"/v1/chat/completions", "/v1/completions", "/v1/messages", "/v1/responses"})
-RESUMABLE_PATHS = frozenset({"/v1/chat/completions", "/v1/completions", "/v1/messages"})
+# Their prompts have names in the feed, and their streams can be continued.
+RESUMABLE_PATHS = frozenset({"/v1/chat/completions", "/v1/completions", "/v1/messages", "/v1/responses"})
 
 
 def take_state(request: Request, body: bytes) -> bytes:
     """The client's own body. What the router asks for is noted in the request's context."""
     headers, path = request.headers, request.url.path
-    if path in PROMPT_PATHS and ServedModels.of(request).part(ReplicaFeeds).any_wanted:
+    if path in RESUMABLE_PATHS and ServedModels.of(request).part(ReplicaFeeds).any_wanted:
         RequestContext.of(request).body = body
     wants_markers = headers.get(RESUMABLE_HEADER) == "1"
     if wants_markers and path in RESUMABLE_PATHS:
-        RequestContext.of(request).resumable = True
+        context = RequestContext.of(request)
+        context.resumable, context.salt = True, secrets.token_hex(24)
     if headers.get(RESUME_HEADER) != "1":
         return body
     if path not in RESUMABLE_PATHS:
@@ -57,3 +60,11 @@ def _continue(context: RequestContext, state: ResumeState) -> None:
     context.resume = state
     context.request_id = head.id
     context.created = head.created
+    context.salt = head.salt
+
+
+def refuse_continuation(context: RequestContext, reason: str) -> None:
+    """Called for a request whose stream cannot be continued: it gets no markers."""
+    context.resumable = False
+    if context.resume is not None:
+        raise ApiError(400, f"{RESUME_FIELD}: {reason}", param=RESUME_FIELD, code="not_resumable")

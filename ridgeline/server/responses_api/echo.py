@@ -22,15 +22,14 @@ from ridgeline.server.responses_api.bodies import (
     ShownText,
     ShownToolChoice,
 )
-from ridgeline.server.responses_api.items import new_id
 from ridgeline.server.responses_api.protocol import ResponseRequest, ResponseToolChoice
 
 T = TypeVar("T")
 
 
-def opening_body(body: ResponseRequest, job: Job, created_at: int, is_stored: bool) -> ResponseBody:
+def opening_body(body: ResponseRequest, job: Job, id: str, created_at: int, is_stored: bool) -> ResponseBody:
     return ResponseBody(
-        id=new_id("resp"),
+        id=id,
         created_at=created_at,
         status="queued" if body.background else "in_progress",
         background=bool(body.background),

@@ -9,6 +9,7 @@ from __future__ import annotations
 from typing import Any
 
 from ridgeline.server.openai_api.bodies import encode
+from ridgeline.server.responses_api.items import NewId, new_id
 
 _MARK = "\x00"
 _NUMBER = b'"sequence_number":'
@@ -20,7 +21,8 @@ def as_event(kind: type[Any], **fields: Any) -> bytes:
 
 
 class EventWriter:
-    def __init__(self) -> None:
+    def __init__(self, new_id: NewId = new_id) -> None:
+        self.new_id = new_id  # of the items
         self.is_enabled = True  # False: events are not needed
         self._made: list[bytes] = []
         self._count = 0

@@ -21,7 +21,6 @@ from ridgeline.server.responses_api.bodies import (
     ReasoningText,
 )
 from ridgeline.server.responses_api.event_writer import Deltas, EventWriter
-from ridgeline.server.responses_api.items import new_id
 
 
 class GrowingItem(Protocol):
@@ -35,7 +34,7 @@ class GrowingText:
 
     def __init__(self, events: EventWriter, output_index: int) -> None:
         self._events = events
-        self._at: dict[str, Any] = {"output_index": output_index, "item_id": new_id("msg")}
+        self._at: dict[str, Any] = {"output_index": output_index, "item_id": events.new_id("msg")}
         self._texts: list[str] = []
         self._logprobs: list[ChatLogprob] = []
         events.write(bodies.ItemAdded, output_index=output_index, item=self._item("in_progress", []))
@@ -70,7 +69,7 @@ class GrowingReasoning:
 
     def __init__(self, events: EventWriter, output_index: int) -> None:
         self._events = events
-        self._at: dict[str, Any] = {"output_index": output_index, "item_id": new_id("rs")}
+        self._at: dict[str, Any] = {"output_index": output_index, "item_id": events.new_id("rs")}
         self._texts: list[str] = []
         events.write(bodies.ItemAdded, output_index=output_index, item=self._item("in_progress", []))
         events.write(bodies.PartAdded, **self._at, part=ReasoningText(text=""))
@@ -100,7 +99,7 @@ class GrowingCall:
     ) -> None:
         self._events = events
         self._namespace = namespace
-        self._at: dict[str, Any] = {"output_index": output_index, "item_id": new_id("fc")}
+        self._at: dict[str, Any] = {"output_index": output_index, "item_id": events.new_id("fc")}
         self._call_id = call_id
         self._name = name
         self._texts: list[str] = []

@@ -23,12 +23,13 @@ from ridgeline.server.http.read_body import read_body
 from ridgeline.server.http.request_context import RequestContext
 from ridgeline.server.openai_api.bodies import encode
 from ridgeline.server.openai_api.logprobs import TokenNames
+from ridgeline.server.replica.stream_request import refuse_continuation
 from ridgeline.server.responses_api.background import Background, BackgroundRun, Replay
 from ridgeline.server.responses_api.bodies import DeletedResponse, InputTokens, Item, ItemList
 from ridgeline.server.responses_api.compaction import CompactionShape, summary_request, with_instruction
 from ridgeline.server.responses_api.conversion import FieldNames, converted
 from ridgeline.server.responses_api.echo import opening_body
-from ridgeline.server.responses_api.items import Placed, placed_items, references
+from ridgeline.server.responses_api.items import Placed, placed_items, references, salted_ids
 from ridgeline.server.responses_api.namespaces import homes
 from ridgeline.server.responses_api.protocol import (
     LOGPROBS,
@@ -92,6 +93,10 @@ async def create(request: Request) -> ASGIApp:
     raw = await read_body(request, served_models.config)
     body = await off_loop(len(raw), lambda: _decoded(raw, ResponseRequest))
     _check(body, responses)
+    if body.background:
+        refuse_continuation(context, "a background response is read again by its id")
+    elif LOGPROBS in (body.include or ()):
+        refuse_continuation(context, "the last event has the log-probabilities of all tokens")
     ready = await _prepare(served_models, context, responses, body, len(raw))
     store = responses.store if body.store is not False else None
     if store is not None and body.background:
@@ -247,10 +252,11 @@ async def _prepare(
     def work() -> Prepared:
         job, names = _job(served_models, body, items)
         job = dataclasses.replace(job, grammar_field=names.of(job.grammar_field))
-        first = opening_body(body, job, context.created, is_stored)
+        ids = salted_ids(context.salt)
+        first = opening_body(body, job, ids("resp"), context.created, is_stored)
         names_of_tokens = TokenNames(job.client.tokenizer)
         with_logprobs = LOGPROBS in (body.include or ())
-        shape = ResponseShape(first, names_of_tokens, with_logprobs, homes(body.tools))
+        shape = ResponseShape(first, names_of_tokens, with_logprobs, homes(body.tools), ids)
         return Prepared(job, shape, own)
 
     return await off_loop(size_bytes + history_bytes, work)

@@ -7,9 +7,11 @@ the plain items and the conversation is built from them. An invalid item is a 40
 from __future__ import annotations
 
 import base64
+import itertools
 import secrets
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from hashlib import blake2b
 from typing import Literal, cast
 
 import msgspec
@@ -63,9 +65,24 @@ class Placed:
     is_ours: bool = True
 
 
+NewId = Callable[[str], str]  # prefix → id
+
+
 def new_id(prefix: str) -> str:
     """Ids must be unguessable: knowing one gives access to what it names."""
     return f"{prefix}_{secrets.token_hex(24)}"
+
+
+def salted_ids(salt: str) -> NewId:
+    """Ids that a server with the same salt makes in the same order; random ones without a salt."""
+    if not salt:
+        return new_id
+    numbers = itertools.count()
+
+    def salted(prefix: str) -> str:
+        return f"{prefix}_{blake2b(f'{salt}/{next(numbers)}'.encode(), digest_size=24).hexdigest()}"
+
+    return salted
 
 
 class _Sealed(msgspec.Struct, forbid_unknown_fields=True, tag="ridgeline.summary"):

@@ -29,6 +29,7 @@ from ridgeline.server.responses_api.bodies import (
 )
 from ridgeline.server.responses_api.event_writer import EventWriter
 from ridgeline.server.responses_api.growing import GrowingCall, GrowingItem, GrowingReasoning, GrowingText
+from ridgeline.server.responses_api.items import NewId, new_id
 from ridgeline.server.responses_api.namespaces import Homes
 from ridgeline.web.answer_parts import CallArguments, CallStart, Content, Reasoning
 
@@ -45,7 +46,14 @@ class ResponseShape:
     order they are made.
     """
 
-    def __init__(self, body: ResponseBody, names: TokenNames, with_logprobs: bool, homes: Homes) -> None:
+    def __init__(
+        self,
+        body: ResponseBody,
+        names: TokenNames,
+        with_logprobs: bool,
+        homes: Homes,
+        new_id: NewId = new_id,
+    ) -> None:
         self.body = body
         self._homes = homes
         self._names = names
@@ -56,7 +64,7 @@ class ResponseShape:
         self._fresh: list[ChatLogprob] = []  # of the current piece
         self._finish_reason = "stop"
         self._running = False
-        self._events = EventWriter()
+        self._events = EventWriter(new_id)
 
     def opening(self) -> bytes:
         return b"".join(self.opening_events())

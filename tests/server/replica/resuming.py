@@ -77,7 +77,7 @@ def comparable(events: bytes) -> dict[bytes, list[bytes]]:
     keepalives, and the order in which choices take turns.
     """
     by_choice: dict[bytes, list[bytes]] = {}
-    for event in re.sub(rb"call_[0-9a-f]{24}", b"ID", events).split(b"\n\n"):
+    for event in re.sub(rb'call_[0-9a-f]{24}|"completed_at":\d+', b"", events).split(b"\n\n"):
         if event.startswith(b":"):
             continue  # a keepalive
         choice = re.search(rb'"choices":\[\{"index":(\d+)', event)
@@ -86,6 +86,10 @@ def comparable(events: bytes) -> dict[bytes, list[bytes]]:
 
 
 def cuts(stream: Marked) -> list[int]:
-    """After the first group, near both ends, in the middle, and before the last events."""
+    """After the first tokens, near both ends, in the middle, and before the last events.
+
+    A slow engine's stream begins with a group without tokens; a peer then reports its own cached tokens.
+    """
+    first = next(place for place, group in enumerate(stream.groups, start=1) if group.marker.cached)
     last = len(stream.groups) - 1
-    return sorted({min(place, last) for place in (1, 2, last // 3, last // 2, last - 1, last)} - {0})
+    return sorted({max(first, place) for place in (1, 2, last // 3, last // 2, last - 1, last)})

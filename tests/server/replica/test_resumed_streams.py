@@ -27,7 +27,8 @@ from tests.server.replica.resuming import (
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
-CHAT, COMPLETIONS, MESSAGES = "/v1/chat/completions", "/v1/completions", "/v1/messages"
+CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
+MESSAGES, RESPONSES = "/v1/messages", "/v1/responses"
 ASK: dict[str, Any] = {
     "messages": [{"role": "user", "content": "Name three rivers of France and say one thing about each."}],
     "max_tokens": 24,
@@ -42,7 +43,7 @@ WRITE: dict[str, Any] = {
 }
 USAGE = {"stream_options": {"include_usage": True}}
 SAMPLED = {"temperature": 0.9, "top_p": 0.95}
-TOOLS = {
+TOOLS: dict[str, Any] = {
     "tools": [
         {
             "type": "function",
@@ -71,6 +72,7 @@ SCHEMA = {
         },
     },
 }
+BRIEF = {"max_output_tokens": 16, "temperature": 0.8, "stream": True}
 CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "greedy": (CHAT, {**ASK, **USAGE}),
     "sampled with the client's seed": (CHAT, {**ASK, **SAMPLED, "seed": 11}),
@@ -107,6 +109,17 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "completion with the prompt's logprobs": (
         COMPLETIONS,
         {**WRITE, **SAMPLED, "prompt_logprobs": 1, "n": 2, "max_tokens": 6},
+    ),
+    "response": (RESPONSES, {"input": "Name two rivers of France.", **BRIEF}),
+    "response with a call": (
+        RESPONSES,
+        {
+            "input": "What is the weather in Rome?",
+            **BRIEF,
+            "max_output_tokens": 60,
+            "tools": [{"type": "function", **TOOLS["tools"][0]["function"]}],
+            "tool_choice": "required",
+        },
     ),
     "message": (MESSAGES, {**ASK, "model": "m", "stop_sequences": ["Garonne"]}),
 }
@@ -223,8 +236,12 @@ async def test_what_cannot_be_continued_is_refused_with_the_reason(
         assert (status, reason in message) == (400, True), message
     status, message = await refusal(first, path, {**body, "stream": False, "stream_options": None}, state)
     assert (status, "only a stream" in message) == (400, True)
-    status, message = await refusal(first, "/v1/responses", {"input": "hello", "stream": True}, state)
+    status, message = await refusal(first, "/tokenize", {"prompt": "hello"}, state)
     assert (status, "cannot be continued" in message) == (400, True)
+    status, message = await refusal(
+        first, RESPONSES, {"input": "?", "include": ["message.output_text.logprobs"], **BRIEF}, state
+    )
+    assert (status, "log-probabilities" in message) == (400, True)
     answer = await first.post(path, json={**body, "ridgeline_resume": {}})
     assert answer.status_code == 400  # without the header it is an unknown field
 
