@@ -190,6 +190,20 @@ def test_routers_with_books_of_their_own_do_not_herd_to_the_idle_replica() -> No
         assert max(aware) <= max(blind)
 
 
+def test_a_charge_counts_once_for_each_router_until_it_is_seen() -> None:
+    clock = Clock()
+    book = book_of(entry(0), clock=clock, routers=4)
+    book.charge("m-0", PROMPT)
+    assert (value(book, Field.REQUESTS), value(book, Field.SHARED), value(book, Field.TOKENS)) == (
+        1,
+        4,
+        4 * 640,
+    )
+    clock.now += 0.25
+    book.hear("m-0", load(accepted=1, running=1, queued_tokens=640))
+    assert (value(book, Field.REQUESTS), value(book, Field.SHARED), value(book, Field.TOKENS)) == (1, 1, 640)
+
+
 def test_two_routers_spread_requests_over_equal_replicas() -> None:
     at: Counter[str] = Counter()
     for router in range(2):

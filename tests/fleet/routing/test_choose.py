@@ -62,6 +62,17 @@ def test_a_queue_longer_than_what_the_prefix_saves_outweighs_it() -> None:
     assert name_of(chosen(book, policy="prefix", prefixes=prefixes)) == "m-0"
 
 
+def test_a_busy_replicas_prefix_counts_less_unless_prompts_wait_everywhere() -> None:
+    book, prefixes = book_of(*map(entry, range(2))), PrefixMap()
+    prompt = PromptView("m", list(range(40)), 2560)
+    prefixes.snapshot("m-0", 0, prompt.blocks)
+    book.hear("m-0", load(running=3))  # they cost as much as 1,536 tokens: less than the prefix saves
+    assert name_of(chosen(book, prompt, prefixes=prefixes)) == "m-1"
+    for number, running in ((0, 3), (1, 0)):
+        book.hear(f"m-{number}", load(running=running, queued_tokens=20_000))
+    assert name_of(chosen(book, prompt, prefixes=prefixes)) == "m-0"
+
+
 def test_a_predicted_wait_counts_the_tokens_before_and_those_of_the_prompt() -> None:
     book = book_of(entry(0))
     book.hear("m-0", load(queued_tokens=1360))
