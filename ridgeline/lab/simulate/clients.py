@@ -25,6 +25,7 @@ class Clients:
         self._front = front
         self._next_turn = _next_turns(traffic)
         self._records: list[RequestRecord | None] = [None] * len(traffic.requests)
+        self.ended = 0  # requests with a record
         self.sent: dict[int, float] = {}
         self.due: list[tuple[float, int]] = []
         openers = [index for index, request in enumerate(self._requests) if request.turn == 0]
@@ -65,6 +66,7 @@ class Clients:
             turn=planned.turn,
             server=_server_timing(timing),
         )
+        self.ended += 1
         following = self._next_turn.get(index)
         if following is not None:
             self._send(following, ended + self._requests[following].think_s)
@@ -74,8 +76,10 @@ class Clients:
     def refused(self, index: int, now: float, http_status: int, error: str) -> None:
         """The server did not accept it; later turns of the conversation are never sent."""
         self._records[index] = self._unanswered(index, self.sent[index], now, http_status, "refused", error)
+        self.ended += 1
         following = self._next_turn.get(index)
         while following is not None:
+            self.ended += 1
             self._records[following] = self._unanswered(following, now, None, None, "turn before failed", "")
             following = self._next_turn.get(following)
         if self._queue:
