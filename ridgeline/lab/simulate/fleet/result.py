@@ -85,7 +85,8 @@ class FleetRun:
 
         None: one of the two served no request then.
         """
-        fresh, peers = [], []
+        fresh: list[float] = []
+        peers: list[float] = []
         for record in self.records:
             served = self.served.get(record.index)
             if record.status != "ok" or served is None or not after_s <= served.at < after_s + FRESH_S:

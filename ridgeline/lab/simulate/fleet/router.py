@@ -17,8 +17,6 @@ from ridgeline.lab.simulate.fleet.setup import MODEL, FleetSetup
 from ridgeline.proxy.errors import QueueRefused
 from ridgeline.replica.messages import FeedLine
 
-ANY = PromptView(MODEL)
-
 
 @dataclass(frozen=True, slots=True)
 class Dispatch:
@@ -63,13 +61,15 @@ class SimulatedRouter:
     def next_held(self) -> Dispatch | None:
         """The next held request, if a replica can take one."""
         now = self._clock()
-        if not len(self.queue) or choose(self.book, self.prefixes, ANY, self._policy, self._rng, now) is None:
+        held = self.queue.peek(now)
+        if held is None:
             return None
-        held = self.queue.next(now)
-        assert held is not None
         assert isinstance(held.key, int)
-        view = self._views.pop(held.key)
-        return self._dispatch(held.key, view) or self._dispatch(held.key, ANY)
+        dispatch = self._dispatch(held.key, self._views[held.key])
+        if dispatch is not None:
+            self.queue.next(now)
+            self._forget(held.key)
+        return dispatch
 
     def expired(self) -> list[int]:
         return [self._forget(held.key) for held in self.queue.expire(self._clock())]
