@@ -40,6 +40,7 @@ VERBS = {
     "doctor": "doctor.doctor",
     "bench": "lab.bench",
     "plan": "lab.plan",
+    "simulate": "lab.simulate",
     "tune": "lab.tune",
     "profile": "lab.profile",
     "explain": "lab.explain",

@@ -16,8 +16,8 @@ def explain(
     free = {pool.name: pool.quota for pool in file.pools}
     gpus = {model.name: model.gpus for model in file.models}
     for name, of in placement.replicas.items():
-        for pool, count in of.items():
-            free[pool] -= count * gpus[name]
+        for used, count in of.items():
+            free[used] -= count * gpus[name]
     lines = []
     for model in file.models:
         counts = placement.of(model.name)

@@ -1,0 +1,21 @@
+"""ReplicaOptions: flags of `ridgeline simulate fleet` for one replica. Imports nothing heavy."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from ridgeline.options import option
+
+
+@dataclass(frozen=True, slots=True)
+class ReplicaOptions:
+    """What one simulated replica runs on. Settings of [models.serve] in the file win."""
+
+    hardware: str = option(
+        "h200", "accelerator of a replica, as `ridgeline plan --hardware`; cpu: this machine"
+    )
+    max_running: int | None = option(None, "sequences computed together; default: 256, on CPUs 64")
+    step_tokens: int | None = option(None, "most tokens of one step; default: 8192, on CPUs 512")
+    kv_tokens: int | None = option(None, "KV cache in tokens; default: what the memory holds")
+    max_context: int | None = option(None, "longest sequence in tokens; default: the model's")
+    cold_start_s: float = option(60.0, "seconds from the order of a replica to its first request")
