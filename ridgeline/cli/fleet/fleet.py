@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 
-from ridgeline.cli.fleet import check, commands, down, status, up
+from ridgeline.cli.fleet import check, commands, down, place, status, up
 from ridgeline.cli.parsing import VerbGroup, Verbs, add_verb
 
 DESCRIPTION = """\
@@ -28,7 +28,7 @@ EXAMPLES = """\
 def add_parser(verbs: Verbs) -> None:
     parser = add_verb(verbs, "fleet", "run many replicas as one service", DESCRIPTION, EXAMPLES)
     group = VerbGroup(parser)
-    for verb in (up, check, status, commands, down):
+    for verb in (up, check, status, commands, place, down):
         verb.add_parser(group)
     parser.set_defaults(run=run)
 

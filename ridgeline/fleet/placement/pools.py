@@ -138,7 +138,7 @@ def _model(table: Mapping[str, Any], where: str) -> PlacedModel:
 
 @dataclass(frozen=True, slots=True)
 class _OwnKeys:
-    """The keys of PlacedModel that a value stands behind; [models.users] is a table of its own."""
+    """The keys of PlacedModel; [models.users] is a separate table."""
 
     name: str = ""
     replicas: int = 1

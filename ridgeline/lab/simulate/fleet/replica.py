@@ -196,6 +196,6 @@ class SimulatedReplica:
                 self._events.append(Removed(self._seq, (names[hash],)))
             forget(block)
 
-        # The index reports to no one else; a simulated server listens in its own way.
+        # A server listens through the engine's messages; here the methods are replaced.
         setattr(index, "insert", inserting)  # noqa: B010
         setattr(index, "forget", forgetting)  # noqa: B010
