@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -94,29 +92,3 @@ def test_a_version_that_cannot_start_is_rolled_back_and_the_old_one_serves(fleet
     assert fleet.serving() == 2
     assert fleet.run("down").returncode == 0
     assert fleet.pids() == []
-
-
-@pytest.mark.slow
-def test_a_standby_takes_over_from_a_controller_that_stands_still(fleet: LiveFleet) -> None:
-    fleet.up()
-    fleet.fleet = fleet.status()["fleet"]
-    stopped = fleet.process
-    assert stopped is not None
-    ids, fence = {one["id"] for one in fleet.status()["replicas"]}, fleet.status()["fence"]
-    stopped.send_signal(signal.SIGSTOP)
-    standby = LiveFleet(fleet.file.parent)
-    standby.fleet = fleet.fleet
-    command = [sys.executable, "-m", "ridgeline.cli.main", "fleet", "up", str(fleet.file), "--standby"]
-    with fleet.log.open("ab") as log:
-        standby.process = subprocess.Popen(command, stdout=log, stderr=log)
-    try:
-        standby.until(lambda: standby.status()["fence"] == fence + 1, "the standby leads")
-        stopped.send_signal(signal.SIGCONT)
-        assert stopped.wait(timeout=180) == 1  # fenced: it ends, and leaves everything to the standby
-        standby.until(lambda: standby.serving() == 2, "the replicas serve")
-        assert {one["id"] for one in standby.status()["replicas"]} == ids
-        standby.ask("Name a colour.")
-        assert standby.run("down").returncode == 0
-        assert standby.pids() == []
-    finally:
-        standby.close()
