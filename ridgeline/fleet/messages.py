@@ -46,6 +46,7 @@ class Table(msgspec.Struct, frozen=True):
     models: tuple[ModelEntry, ...]
     replicas: tuple[ReplicaEntry, ...]
     key: str = ""  # bearer key of the replicas, made by the controller
+    routers: int = 0  # that report now; 0: not known
 
 
 class VersionOutcome(msgspec.Struct, frozen=True):

@@ -266,10 +266,11 @@ class Controller:
         async with self._publishing:
             models = tuple(self._model_entry(name, model) for name, model in self.models.items())
             replicas = tuple(one.entry() for one in self.keeper.replicas.values())
-            old = self.board.table
-            if old is None or (old.models, old.replicas) != (models, replicas):
+            now, old = self.clock(), self.board.table
+            routers = sum(now - at < ROUTER_GONE_S for at, _ in self.routers_seen.values())
+            if old is None or (old.models, old.replicas, old.routers) != (models, replicas, routers):
                 generation = await self.store.count("generation")
-                self.board.set_table(Table(generation, models, replicas, self.key))
+                self.board.set_table(Table(generation, models, replicas, self.key, routers))
 
     def _model_entry(self, name: str, model: ManagedModel) -> ModelEntry:
         mine = self.keeper.of(name)

@@ -44,6 +44,7 @@ class LoadBook:
         if table.generation < self.generation:
             return False
         now, self.generation = self.clock(), table.generation
+        self.routers = table.routers or self.routers
         self.models = {name: one for one in table.models for name in (one.name, *one.aliases, *one.adapters)}
         rows: dict[str, Row] = {}
         for entry in table.replicas:

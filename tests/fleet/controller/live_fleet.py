@@ -29,9 +29,7 @@ drain_s = 20.0
 name = "chat"
 source = "smollm2-135m"
 replicas = {replicas}
-[models.serve]
-kv_tokens = {kv_tokens}
-max_context = 512
+{serve}
 [models.rollout]
 canary_s = 0.5
 canary_requests = 3
@@ -39,10 +37,13 @@ canary_requests = 3
 """
 
 
+SERVE = "[models.serve]\nkv_tokens = {kv_tokens}\nmax_context = 512"
+
+
 class LiveFleet:
-    def __init__(self, folder: Path, replicas: int = 2, more: str = "") -> None:
+    def __init__(self, folder: Path, replicas: int = 2, more: str = "", serve: str = SERVE) -> None:
         self.state_dir, self.file = folder / "state", folder / "fleet.toml"
-        self._replicas, self._more = replicas, more
+        self._replicas, self._more, self._serve = replicas, more, serve
         self.write()
         self.client = ControlClient(self.state_dir)
         self.process: subprocess.Popen[bytes] | None = None
@@ -50,7 +51,8 @@ class LiveFleet:
 
     def write(self, kv_tokens: int = 2048) -> None:
         values = {"state_dir": self.state_dir, "replicas": self._replicas, "more": self._more}
-        self.file.write_text(FILE.format(kv_tokens=kv_tokens, **values))
+        serve = self._serve.format(kv_tokens=kv_tokens)
+        self.file.write_text(FILE.format(serve=serve, **values))
 
     def up(self) -> None:
         with self.log.open("ab") as log:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from random import Random
 
+import msgspec
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -214,3 +215,11 @@ def test_two_routers_spread_requests_over_equal_replicas() -> None:
             book.charge(choice.replica_id, PROMPT)
             at[choice.replica_id] += 1
     assert max(at.values()) <= 6  # the mean is 5
+
+
+def test_the_table_says_how_many_routers_share_the_replicas() -> None:
+    book = LoadBook(lambda: 0.0)
+    book.set_table(msgspec.structs.replace(table(), routers=3))
+    assert book.routers == 3
+    book.set_table(table(generation=9))  # a controller that does not know
+    assert book.routers == 3
