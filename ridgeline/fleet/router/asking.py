@@ -65,6 +65,7 @@ class Asking:
         self._prompt, self._held = prompt, held
         self._next: Placed | None = None  # found when its replica refused the request
         self._failed_by: set[str] = set()  # replicas
+        self._refused_by: set[str] = set()  # replicas that can never continue the stream
         self._moves = 0
         self._has_answered = False
 
@@ -103,16 +104,22 @@ class Asking:
     async def _find_place(self, state: ResumeState | None) -> None:
         request, held, means = self.request, self._held, self.means
         placed, self._next = self._next, None
-        exclude = self._failed_by
-        if state is not None and state.head is not None:
-            exclude |= means.other_versions(state.head.version)
-        if placed is None and (exclude or not len(held)):  # a new request does not overtake those that wait
-            placed = means.place(self._prompt, exclude)
+        failed, is_moved = self._failed_by, bool(self._failed_by) or state is not None
+        version = "" if state is None or state.head is None else state.head.version
+
+        def barred() -> set[str]:
+            """Of a stream to continue: replicas of another version, also of those that come later."""
+            return means.other_versions(version) | self._refused_by if version else self._refused_by
+
+        if placed is None and (is_moved or not len(held)):  # a new request does not overtake those that wait
+            placed = means.place(self._prompt, failed, barred())
         if placed is None:
             self.book.held += not self.hold.waited_s
             before = self.hold.waited_s
             try:
-                placed = await held.wait(self._prompt, request.weight, request.until, self.hold, exclude)
+                placed = await held.wait(
+                    self._prompt, request.weight, request.until, self.hold, failed, barred, is_moved
+                )
             finally:
                 self.book.held_s += self.hold.waited_s - before
         self.placed, self._has_answered = placed, False
@@ -160,6 +167,8 @@ class Asking:
             return False
         if resuming:
             if status == 409:  # another version: it says so before it computes anything
+                assert self.placed is not None
+                self._refused_by.add(self.placed.replica.id)
                 self.leave()
                 return True
             self.leave(fault=status >= 500, error=status >= 500)

@@ -188,19 +188,20 @@ class FleetRouter:
 
     # ── choosing ──
 
-    def _place(self, prompt: PromptView, exclude: Collection[str]) -> Placed | None:
+    def _place(
+        self, prompt: PromptView, failed: Collection[str] = (), barred: Collection[str] = ()
+    ) -> Placed | None:
         """A replica that can take the request now, charged with it."""
-        now = self._clock()
-        inhibited = self._inhibited()
+        now, never = self._clock(), self._inhibited().union(barred)
         entry = self.book.models.get(prompt.model)
         if entry is None:
             return None
         policy = self._policy(entry.policy)
-        barred = inhibited.union(exclude) if exclude else inhibited
-        choice = choose(self.book, self.prefixes, prompt, policy, self._rng, now, barred)
-        if choice is None and exclude and self._only(entry.name, exclude):
+        exclude = never.union(failed) if failed else never
+        choice = choose(self.book, self.prefixes, prompt, policy, self._rng, now, exclude)
+        if choice is None and failed and self._only(entry.name, {*failed, *barred}):
             # No other replica is left: those that failed the request may have come back.
-            choice = choose(self.book, self.prefixes, prompt, policy, self._rng, now, inhibited)
+            choice = choose(self.book, self.prefixes, prompt, policy, self._rng, now, never)
         if choice is None:
             return None
         replica = self.replicas[choice.replica_id]

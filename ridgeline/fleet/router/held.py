@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
+from typing import Protocol
 
 from ridgeline.fleet.messages import ModelEntry
 from ridgeline.fleet.queueing.held_queue import HeldQueue
@@ -30,7 +31,19 @@ class Placed:
     given: Pass
 
 
-Place = Callable[[PromptView, Collection[str]], Placed | None]
+class Place(Protocol):
+    """failed: replicas that are asked again only if no other is left. barred: those that never are."""
+
+    def __call__(
+        self, prompt: PromptView, failed: Collection[str] = (), barred: Collection[str] = ()
+    ) -> Placed | None: ...
+
+
+Barred = Callable[[], Collection[str]]
+
+
+def none_barred() -> Collection[str]:
+    return ()
 
 
 @dataclass(slots=True)
@@ -43,10 +56,12 @@ class Hold:
 
 
 class _Waiter:
-    __slots__ = ("exclude", "future", "prompt", "since", "until")
+    __slots__ = ("barred", "failed", "future", "prompt", "since", "until")
 
-    def __init__(self, prompt: PromptView, exclude: Collection[str], since: float, until: float) -> None:
-        self.prompt, self.exclude, self.since, self.until = prompt, exclude, since, until
+    def __init__(
+        self, prompt: PromptView, failed: Collection[str], barred: Barred, since: float, until: float
+    ) -> None:
+        self.prompt, self.failed, self.barred, self.since, self.until = prompt, failed, barred, since, until
         self.future: asyncio.Future[Placed] = asyncio.get_running_loop().create_future()
 
     def fail(self, error: ProxyError) -> None:
@@ -87,16 +102,23 @@ class HeldRequests:
         return max([self.queue.oldest_s(now), *(now - one.since for one in self._moving)])
 
     async def wait(
-        self, prompt: PromptView, weight: float, until: float, hold: Hold, exclude: Collection[str] = ()
+        self,
+        prompt: PromptView,
+        weight: float,
+        until: float,
+        hold: Hold,
+        failed: Collection[str] = (),
+        barred: Barred = none_barred,
+        is_moved: bool = False,
     ) -> Placed:
         """A replica for the request. QueueRefused or NoReplica when the queue is full or its budget is spent.
 
-        exclude: replicas that failed it. until: the request's own deadline.
+        until: the request's own deadline. is_moved: it was at a replica before.
         """
         now = self._clock()
-        waiter = _Waiter(prompt, exclude, now, until)
+        waiter = _Waiter(prompt, failed, barred, now, until)
         held = None
-        if exclude:
+        if is_moved:
             self._moving.append(waiter)
         else:
             try:
@@ -113,7 +135,9 @@ class HeldRequests:
             placed = await waiter.future
         except asyncio.CancelledError:
             if waiter.future.done() and not waiter.future.cancelled() and not waiter.future.exception():
-                self._give_back(waiter.future.result())  # it got its replica at the same time
+                unused = waiter.future.result()  # it got its replica at the same time
+                unused.replica.breaker.abandon(unused.given)
+                self._give_back(unused)
             raise
         finally:
             hold.waited_s += self._clock() - now
@@ -129,16 +153,19 @@ class HeldRequests:
         if not self._moving and not len(self.queue):
             return
         for waiter in list(self._moving):
-            if not waiter.future.done() and (placed := self._place(waiter.prompt, waiter.exclude)):
+            if not waiter.future.done() and (placed := self._find(waiter)):
                 waiter.future.set_result(placed)
         while (held := self.queue.peek(now := self._clock())) is not None:
             first = held.key
             if isinstance(first, _Waiter) and not first.future.done():
-                placed = self._place(first.prompt, first.exclude)
+                placed = self._find(first)
                 if placed is None:
                     return
                 first.future.set_result(placed)
             self.queue.next(now)
+
+    def _find(self, waiter: _Waiter) -> Placed | None:
+        return self._place(waiter.prompt, waiter.failed, waiter.barred())
 
     def tick(self, is_cold: bool) -> None:
         """Several times a second: end waits that took too long."""

@@ -98,6 +98,7 @@ async def test_another_version_does_not_continue_a_stream(stage: Stage) -> None:
     stage.publish(first)
     assert await asked == counted(8)
     assert not other.bodies
+    assert not other.states  # it is not even asked
     assert len(same.states) == 1
 
 
