@@ -11,6 +11,7 @@ from ridgeline.proxy.json_fields import Fields, field
 from ridgeline.replica.prompt_blocks import FIELDS, prefix_root, prompt_blocks
 
 BYTES_PER_TOKEN = 4
+MOST_OUTPUT = 1 << 20  # a client may send any number; a replica refuses those beyond its context
 LIMITS = ("max_tokens", "max_completion_tokens", "max_output_tokens")
 SESSIONS = ("prompt_cache_key", "user")  # of OpenAI's bodies: the same conversation or the same person
 _number = msgspec.json.Decoder(int)
@@ -49,6 +50,6 @@ def _count(fields: Fields, name: str) -> int:
     if name not in fields:
         return 0
     try:
-        return max(_number.decode(fields[name]), 0)
+        return min(max(_number.decode(fields[name]), 0), MOST_OUTPUT)
     except msgspec.DecodeError:
         return 0

@@ -44,7 +44,9 @@ class Ticket:
         self.tokens = math.ceil(prompt.uncached_tokens(matched_blocks))
         self.cached_tokens = max(prompt.tokens - self.tokens, 0)
         block_size = row.started.block_size if row.started else BLOCK_TOKENS
-        self.kv_blocks = math.ceil((prompt.tokens + prompt.output_tokens) / max(block_size, 1))
+        # An answer seldom reaches its limit: max_tokens of 100,000 must not make an idle replica look full.
+        output = min(prompt.output_tokens, row.cost.output_tokens)
+        self.kv_blocks = math.ceil((prompt.tokens + output) / max(block_size, 1))
         self.accepted_before = row.accepted + len(row.unseen)
         self.open, self.computed = True, False
 
