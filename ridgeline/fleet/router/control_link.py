@@ -49,6 +49,9 @@ class ControlLink:
                 failures += 1
                 if failures == 1:
                     log.warning("the controller is away; serving on with the last table: %s", error)
+            except Exception:  # a fault of ours: the next table may be usable
+                self.is_connected, failures = False, failures + 1
+                log.exception("a table could not be used")
             if self.is_connected:
                 self.is_connected, failures = False, 0
                 self.losses += 1

@@ -55,6 +55,9 @@ class ReplicaFeed:
                 heard = await self._read()
             except (ProxyError, msgspec.MsgspecError) as error:
                 log.info("the feed of replica %s broke: %s", self._replica.id, error)
+            except Exception:  # a fault of ours: without its feed the replica would be lost for good
+                log.exception("a line of the feed of replica %s could not be used", self._replica.id)
+                self._needs_snapshot = True
             if not self._replica.has_feed:
                 await asyncio.sleep(NO_FEED_S)
                 continue
