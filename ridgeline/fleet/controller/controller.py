@@ -130,6 +130,11 @@ class Controller:
                 # Nothing is done that cannot be written down; replicas and routers serve on.
                 log.error("the controller cannot write its state: %s", error)
                 await asyncio.sleep(1.0)
+            except LeaseLost:
+                raise
+            except Exception:  # a fault of ours, or of a substrate's library: the other replicas need care
+                log.exception("a turn of the controller failed")
+                await asyncio.sleep(1.0)
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(TICK_S):
                     await self._awake.wait()

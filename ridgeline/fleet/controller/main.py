@@ -173,10 +173,14 @@ class _Fleet:
             await _unless(hurry, routers.end(fleet.drain_s), routers.kill)
             await _unless(hurry, controller.end(), lambda: asyncio.create_task(controller.keeper.kill()))
             await controller.keeper.all_ended()
+            left = controller.keeper.left
             controller.leave()
             tasks[0].cancel()
         self._client.close()
         await controller.substrate.close()
+        if left:
+            logs.fail(f"the controller has stopped; these replicas could not be ended: {', '.join(left)}")
+            return 1
         logs.say("the fleet has stopped; no process is left", "stopped")
         return 0
 

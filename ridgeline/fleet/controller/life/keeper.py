@@ -21,12 +21,13 @@ from ridgeline.fleet.controller.life.replica import Replica
 from ridgeline.fleet.controller.life.replica_link import ReplicaLink
 from ridgeline.fleet.controller.store import FleetStore
 from ridgeline.fleet.messages import State
-from ridgeline.fleet.substrates.substrate import ReplicaSpec, Substrate, SubstrateError
+from ridgeline.fleet.substrates.substrate import Handle, ReplicaSpec, Substrate, SubstrateError
 
 log = logging.getLogger("ridgeline.fleet")
 
 PROBE_S = 0.2
 LOST_SHOWN_S = 10.0  # a lost replica stays in the table for this time
+STOP_RETRY_S = (1.0, 2.0, 5.0, 10.0)  # after a substrate that could not end a replica
 RAMP_S = 300.0  # a replica without requests proves nothing; after this time it is ready all the same
 
 
@@ -55,6 +56,8 @@ class ReplicaKeeper:
         self.replicas: dict[str, Replica] = {}
         self.lost_lease = asyncio.Event()
         self._tasks: set[asyncio.Task[None]] = set()
+        self._is_hurried = False  # what cannot be ended at once is left
+        self.left: list[str] = []  # replicas that could not be ended
 
     def of(self, model: str) -> list[Replica]:
         return [one for one in self.replicas.values() if one.model == model]
@@ -197,18 +200,39 @@ class ReplicaKeeper:
     async def _end(self, replica: Replica, drain_s: float) -> None:
         if drain_s:
             await self._settled()
-        if replica.handle is not None:
-            await self._substrate.stop(replica.handle, drain_s)
+        if replica.handle is not None and not await self._stopped(replica, replica.handle, drain_s):
+            return
         replica.forget()
         await self._store.remove_replica(replica.id)
         if replica.state == "draining":
             self.replicas.pop(replica.id, None)
             await self._events.say("ended", f"{replica.id} has ended", replica)
 
+    async def _stopped(self, replica: Replica, handle: Handle, drain_s: float) -> bool:
+        """Ask a substrate that fails again: its replica would run on, and no record would say so."""
+        failures = 0
+        while True:
+            try:
+                await self._substrate.stop(handle, drain_s)
+                return True
+            except SubstrateError as error:
+                replica.reason = f"it cannot be ended: {error}"
+                if self._is_hurried:
+                    log.error("%s cannot be ended and is left: %s", replica.id, error)
+                    self.left.append(replica.id)
+                    return False
+                if not failures:
+                    text = f"{replica.id} cannot be ended yet: {error}"
+                    await self._events.say("substrate", text, replica)
+            await asyncio.sleep(STOP_RETRY_S[min(failures, len(STOP_RETRY_S) - 1)])
+            failures += 1
+
     async def kill(self) -> None:
-        """End every replica now, with what it runs."""
+        """End every replica now, with what it runs. One that cannot be ended is left."""
+        self._is_hurried = True
         handles = [one.handle for one in self.replicas.values() if one.handle is not None]
-        await asyncio.gather(*(self._substrate.stop(handle, 0.0) for handle in handles))
+        ending = (self._substrate.stop(handle, 0.0) for handle in handles)
+        await asyncio.gather(*ending, return_exceptions=True)
 
     async def all_ended(self) -> None:
         while ending := [
