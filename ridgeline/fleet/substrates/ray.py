@@ -30,6 +30,7 @@ from ridgeline.fleet.substrates.substrate import (
 )
 
 ANSWER_S = 5.0  # an actor that does not answer within this time is said to be silent, not dead
+KEPT_ENDINGS = 256  # of replicas that ended; the controller forgets each after some seconds
 KEPT_LOG = 65_536  # bytes of an ended replica's log that are kept here
 LOOPBACK = "127.0.0.1"
 
@@ -82,7 +83,10 @@ class RaySubstrate:
         if self._ray is None:
             await asyncio.to_thread(self._cluster)
             take_signals_back()
-        return await asyncio.to_thread(work, *arguments, **named)
+        try:
+            return await asyncio.to_thread(work, *arguments, **named)
+        except (self._ray.exceptions.RayError, ConnectionError) as error:
+            raise SubstrateError(f"the Ray cluster does not answer: {_death(error)}") from error
 
     # ── in threads ──
 
@@ -206,6 +210,8 @@ class RaySubstrate:
 
     def _end(self, mark: str, seen: Observed, log: bytes = b"") -> Observed:
         self._endings[mark] = (seen, log)
+        while len(self._endings) > KEPT_ENDINGS:
+            del self._endings[next(iter(self._endings))]
         self._release(mark)
         return seen
 
