@@ -138,6 +138,17 @@ def test_a_higher_error_rate_turns_it_back_and_the_old_version_keeps_serving() -
     assert (one.old, one.new) == ([True] * 4, [])
 
 
+def test_errors_at_the_rate_of_the_old_version_do_not_turn_it_back_however_many_there_are() -> None:
+    one = world(error_rate=0.02)
+    one.step()
+    one.all_ready()
+    for _ in range(50):
+        one.outcome("a", 1000, errors=10)
+        one.outcome("b", 1000, errors=10)
+        one.step()
+    assert one.rollout.phase in ("canary", "rolling")
+
+
 def test_a_slow_canary_turns_it_back() -> None:
     one = world(latency_ratio=2.0, canary_requests=20)
     one.step()
