@@ -34,6 +34,7 @@ from ridgeline.storage.errors import StorageError
 log = logging.getLogger("ridgeline.fleet")
 
 TICK_S = 0.2
+PAUSED_S = 2.0  # a wait of TICK_S that took longer
 SEEN_S = 2.0  # longest wait for routers to see that a replica drains
 ROUTER_GONE_S = 5.0  # without a report
 
@@ -135,10 +136,19 @@ class Controller:
             except Exception:  # a fault of ours, or of a substrate's library: the other replicas need care
                 log.exception("a turn of the controller failed")
                 await asyncio.sleep(1.0)
+            before = self.clock()
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(TICK_S):
                     await self._awake.wait()
             self._awake.clear()
+            self.excuse(self.clock() - before)
+
+    def excuse(self, waited_s: float) -> None:
+        """This process was paused or starved: the silence of the replicas was its own."""
+        if waited_s > PAUSED_S:
+            log.warning("the controller itself stood still for %.1f s", waited_s)
+            for replica in self.keeper.replicas.values():
+                replica.excuse(waited_s)
 
     async def tick(self) -> None:
         for replica in list(self.keeper.replicas.values()):

@@ -6,6 +6,7 @@ import asyncio
 import time
 from collections.abc import AsyncIterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
@@ -13,6 +14,7 @@ import pytest
 from ridgeline.fleet.config import FleetConfig
 from ridgeline.fleet.config_substrates import LocalConfig
 from ridgeline.fleet.controller.board import Board
+from ridgeline.fleet.controller.controller import Controller
 from ridgeline.fleet.controller.event_log import EventLog
 from ridgeline.fleet.controller.life import keeper as keeper_module
 from ridgeline.fleet.controller.life.keeper import ReplicaKeeper
@@ -20,6 +22,7 @@ from ridgeline.fleet.controller.life.replica import Replica
 from ridgeline.fleet.controller.store import FleetStore
 from ridgeline.fleet.substrates.local import LocalSubstrate
 from ridgeline.fleet.substrates.substrate import Handle, SubstrateError
+from ridgeline.replica.messages import Load
 from tests.patience import PATIENCE_S
 
 
@@ -95,3 +98,16 @@ async def test_a_hurried_end_names_the_replicas_that_are_left(keeping: Keeping) 
         await keeping.keeper.all_ended()
     assert keeping.keeper.left == ["chat-1"]
     assert [one.id for one in await keeping.store.replicas()] == ["chat-1"]  # the next controller ends it
+
+
+def test_a_controller_that_was_paused_does_not_take_its_own_silence_for_the_replicas() -> None:
+    replica = Replica("chat-1", "chat", "v1", 0.0)
+    replica.hear(Load(0, "ready", 1, 0, 0, 0, 0, 1, 1, 0, 0, 0, 0, 0), 10.0)
+    assert replica.stalled(50.0, stall_s=30.0)
+    controller = Controller.__new__(Controller)
+    controller.keeper = cast(Any, SimpleNamespace(replicas={"chat-1": replica}))
+    controller.excuse(0.2)  # an ordinary turn
+    assert replica.stalled(50.0, stall_s=30.0)
+    controller.excuse(39.0)
+    assert not replica.stalled(50.0, stall_s=30.0)
+    assert replica.stalled(80.0, stall_s=30.0)

@@ -98,6 +98,11 @@ class Replica:
             return f"no step for {now - self.progress_at:.0f} s with {running} requests"
         return ""
 
+    def excuse(self, seconds: float) -> None:
+        """The controller could not hear it for this time."""
+        self.heard_at += seconds
+        self.progress_at += seconds
+
     def entry(self) -> ReplicaEntry:
         return ReplicaEntry(
             id=self.id,
