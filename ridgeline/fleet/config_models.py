@@ -62,6 +62,11 @@ class LimitsConfig:
     max_held: int = option(1024, "requests that may wait at each router; further ones get 429")
     hold_s: float = option(30.0, "longest wait in seconds while every replica is saturated; then 429")
     cold_s: float = option(300.0, "longest wait in seconds while no replica is ready; then 503")
+    durable: bool | None = option(
+        None,
+        "journal requests with a key that arrive while no replica is ready; default: true where "
+        "[models.scaling] min is 0",
+    )
 
     def __post_init__(self) -> None:
         check_range(self, "[models.limits]", 0, 1_000_000, "max_held")
@@ -177,6 +182,12 @@ class FleetModel:
         if self.scaling.budget is not None:
             most = min(most, int(self.scaling.budget / self.resources.price + 1e-9))
         return most
+
+    @property
+    def is_durable(self) -> bool:
+        """Whether requests that arrive while no replica is ready are journalled."""
+        chosen = self.limits.durable
+        return self.scales and self.scaling.min == 0 if chosen is None else chosen
 
     @property
     def version(self) -> str:

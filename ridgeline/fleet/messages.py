@@ -37,6 +37,7 @@ class ModelEntry(msgspec.Struct, frozen=True):
     max_held: int = 1024  # requests that wait at each router; further ones get 429
     hold_s: float = 30.0  # longest wait while every replica is saturated
     cold_s: float = 300.0  # longest wait while no replica is ready
+    durable: bool = False  # requests with a key that arrive while none is ready are journalled
     target: int = 1  # replicas wanted now
     starting: int = 0
 

@@ -39,7 +39,7 @@ from ridgeline.web.listener import HttpServer
 
 log = logging.getLogger("ridgeline.fleet")
 
-SOCKET, REPLICA_KEY, TOKEN = "controller.sock", "replica-key", "control-token"
+SOCKET, REPLICA_KEY, TOKEN, HELD = "controller.sock", "replica-key", "control-token", "held"
 STANDBY_S = 0.5
 LIMITS = ConnectionLimits(head_bytes=32 << 10, head_s=10.0, connections=1024, per_address=None)
 
@@ -235,6 +235,8 @@ def router_config(settings: FleetSettings, number: int) -> RouterConfig:
         keys=settings.keys,
         allowed_hosts=fleet.allowed_hosts,
         name=f"router-{number}",
+        held_dir=str(settings.state_dir / HELD),
+        keeps_journal=number == 0,
         drain_s=fleet.drain_s,
         log_level=fleet.log_level,
         log_format=fleet.log_format,

@@ -172,6 +172,7 @@ class ManagedModel:
             max_held=limits.max_held,
             hold_s=limits.hold_s,
             cold_s=limits.cold_s,
+            durable=self.config.is_durable,
             target=self.state.target,
             starting=sum(one.state == "starting" for one in replicas),
         )

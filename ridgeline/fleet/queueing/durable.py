@@ -94,6 +94,18 @@ class DurableQueue:
         await asyncio.shield(writing)
         return request.id
 
+    def find(self, tenant: str, key: str, path: str, body: bytes) -> str | None:
+        """The id of the same request, sent before with this key. KeyReused if that was another request."""
+        return self._ledger.find(tenant, key, path, body)
+
+    def id_of(self, tenant: str, name: str) -> str | None:
+        """The tenant's request of this id or with this key."""
+        return self._ledger.id_of(tenant, name)
+
+    def request(self, id: str) -> HeldRequest | None:
+        """None: it does not wait."""
+        return self._ledger.waiting.get(id)
+
     def waiting(self, model: str | None = None) -> list[HeldRequest]:
         """In order of arrival, over restarts."""
         found = self._ledger.waiting.values()

@@ -82,6 +82,10 @@ class HeldLedger:
             raise KeyReused(f"key {key!r} belongs to another request: use a new key for each request")
         return id
 
+    def id_of(self, tenant: str, name: str) -> str | None:
+        """name: an id of this tenant, or one of its keys."""
+        return name if self.tenant_of(name) == tenant else self._ids.get((tenant, name))
+
     def tenant_of(self, id: str) -> str | None:
         """None: no such request."""
         found = self._requests.get(id)

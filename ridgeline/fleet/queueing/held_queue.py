@@ -19,12 +19,13 @@ LEAST_WEIGHT = 0.01
 class Held(Waiter):
     """One request. `key` is the caller's: a future, a request id."""
 
-    __slots__ = ("cold_at", "hold_at", "key")
+    __slots__ = ("cold_at", "hold_at", "is_accepted", "key")
 
     def __init__(self, key: object, tenant: str, weight: float, priority: int, since: float) -> None:
         super().__init__(tenant, weight, priority, since)
         self.key = key
         self.hold_at = self.cold_at = 0.0
+        self.is_accepted = False
 
 
 class HeldQueue:
@@ -53,20 +54,28 @@ class HeldQueue:
         self.cold = cold
 
     def add(
-        self, key: object, now: float, tenant: str = "", weight: float = 1.0, priority: int = 1
+        self,
+        key: object,
+        now: float,
+        tenant: str = "",
+        weight: float = 1.0,
+        priority: int = 1,
+        is_accepted: bool = False,
     ) -> tuple[Held, Held | None]:
         """The new request, and the one that gave way to it in a full queue (refuse that one with 429).
 
         QueueRefused (code queue_full, retry_after_s) if the new request has the weakest claim itself.
+        is_accepted: it is in a journal, so `max_held` and `hold_s` do not apply; it gives way to none.
         """
         self._tick(now)
         held = Held(key, tenant, max(weight, LEAST_WEIGHT), priority, now)
         weakest: Held | None = None
-        if self._order.waiting >= self.max_held:
+        held.is_accepted = is_accepted
+        if self._order.waiting >= self.max_held and not is_accepted:
             outvied = self._order.outvied_by(held) if self._order.waiting else None
-            if outvied is None:
+            weakest = cast("Held | None", outvied)
+            if weakest is None or weakest.is_accepted:
                 raise QueueRefused("queue_full", self.retry_after_s())
-            weakest = cast(Held, outvied)
             self.remove(weakest, now)
         held.hold_at, held.cold_at = self._spent_hold_s, self._spent_cold_s
         self._order.add(held, now)
@@ -102,9 +111,10 @@ class HeldQueue:
         self._tick(now)
         spent = []
         for held in self._arrivals:
-            if self._left_s(held) > 0:
+            if self._left_s(held) <= 0:
+                spent.append(held)
+            elif not held.is_accepted:
                 break  # later ones have spent less of both
-            spent.append(held)
         for held in spent:
             self.remove(held, now)
         return spent
@@ -147,8 +157,8 @@ class HeldQueue:
         self._order.ended(tenant, now)
 
     def _left_s(self, held: Held) -> float:
-        hold_s = held.hold_at + self.hold_s - self._spent_hold_s
-        return min(hold_s, held.cold_at + self.cold_s - self._spent_cold_s)
+        cold_s = held.cold_at + self.cold_s - self._spent_cold_s
+        return cold_s if held.is_accepted else min(held.hold_at + self.hold_s - self._spent_hold_s, cold_s)
 
     def _tick(self, now: float) -> None:
         if self._read_at is not None:

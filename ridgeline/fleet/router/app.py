@@ -18,7 +18,9 @@ from typing import Any, TypeAlias
 
 import msgspec
 
+from ridgeline.fleet.queueing.held_ledger import HeldRequest
 from ridgeline.fleet.router.config import RouterConfig
+from ridgeline.fleet.router.durable_hold import HELD_PATH, KEY_HEADERS, Keeper, key_of
 from ridgeline.fleet.router.endpoints import FORWARDED, OBJECTS, OWN, Endpoint
 from ridgeline.fleet.router.fleet_router import FleetRouter, model_card
 from ridgeline.fleet.router.metrics import metrics_text
@@ -40,7 +42,10 @@ Message: TypeAlias = MutableMapping[str, Any]
 Receive: TypeAlias = Callable[[], Awaitable[Message]]
 Send: TypeAlias = Callable[[Message], Awaitable[None]]
 
-PASSED_ON = (b"accept", b"openai-beta", b"anthropic-beta", b"anthropic-version", b"traceparent")
+PASSED_ON = (
+    b"accept", b"openai-beta", b"anthropic-beta", b"anthropic-version", b"traceparent", *KEY_HEADERS
+)  # fmt: skip
+CREDENTIALS = (b"authorization", b"x-api-key")
 MAX_NAME = 256
 MAX_ID = 128
 JSON = (b"content-type", b"application/json")
@@ -49,9 +54,12 @@ log = logging.getLogger("ridgeline.fleet")
 
 
 class RouterApp:
-    def __init__(self, router: FleetRouter, config: RouterConfig) -> None:
-        self._router, self._config = router, config
-        self._keys = {sha256(key.encode()).digest(): f"key-{n}" for n, key in enumerate(config.keys, 1)}
+    """hold: keeps requests that arrive while no replica serves; None: they wait in memory alone."""
+
+    def __init__(self, router: FleetRouter, config: RouterConfig, hold: Keeper | None = None) -> None:
+        self._router, self._config, self.hold = router, config, hold
+        digests = [sha256(key.encode()).digest() for key in config.keys]
+        self._keys = {one: f"key-{one.hex()[:16]}" for one in digests}  # the same after a restart
         self._hosts = None if config.keys else HostCheck(config.host, config.allowed_hosts)
         self.is_draining = False
         self.live: set[asyncio.Task[Any]] = set()  # requests under way
@@ -76,12 +84,17 @@ class RouterApp:
                 await self._ready(send)
             else:
                 tenant = self._admit(headers)
-                if endpoint is None:
+                if endpoint is None and self.hold is not None and path.startswith(HELD_PATH):
+                    _check_method(scope["method"], "GET")
+                    name = path.removeprefix(HELD_PATH)
+                    shown = await self.hold.show(name, tenant, _credentials(headers))
+                    await _answer(send, shown.status, shown.headers, await shown.read(1 << 40))
+                elif endpoint is None:
                     await self._own(scope["method"], path, send)
                 else:
                     _check_method(scope["method"], "POST")
                     request = await self._read(scope, headers, endpoint, receive, tenant, request_id)
-                    await self._forward(scope, request, endpoint, send)
+                    await self._forward(scope, headers, request, endpoint, send)
         except (Refusal, ProxyError) as error:
             await _refuse(send, kind, error if isinstance(error, Refusal) else of_error(error), request_id)
         except _Gone:
@@ -97,7 +110,7 @@ class RouterApp:
     # ── keys, and paths of the router itself ──
 
     def _admit(self, headers: dict[bytes, bytes]) -> str:
-        """The client's name: the number of its key."""
+        """The client's name: the beginning of its key's digest."""
         if self._hosts is not None:
             origin = headers.get(b"origin")
             refusal = self._hosts.refusal(
@@ -177,7 +190,6 @@ class RouterApp:
             )
         if len(model) > MAX_NAME or not model.isprintable():
             raise InvalidBody(f"model: a name has at most {MAX_NAME} printable characters", param="model")
-        is_stream = endpoint.streams and field(fields, "stream", bool, endpoint.stream_default)
         passed: Headers = [(b"x-request-id", request_id.encode()), JSON]
         passed += [(name, headers[name]) for name in PASSED_ON if name in headers]
         query = scope.get("query_string", b"").decode("latin-1")
@@ -188,7 +200,7 @@ class RouterApp:
             body,
             model,
             fields,
-            stream=is_stream,
+            stream=is_stream(endpoint, fields),
             tenant=tenant,
             priority=_priority(fields),
             until=time.monotonic() + self._config.request_timeout_s,
@@ -218,7 +230,15 @@ class RouterApp:
 
     # ── the answer ──
 
-    async def _forward(self, scope: Scope, request: FleetRequest, endpoint: Endpoint, send: Send) -> None:
+    async def _forward(
+        self,
+        scope: Scope,
+        given: dict[bytes, bytes],
+        request: FleetRequest,
+        endpoint: Endpoint,
+        send: Send,
+    ) -> None:
+        key = key_of(given) if self.hold is not None else ""
         connection = scope[CONNECTION]
         task = asyncio.current_task()
         assert task is not None
@@ -234,7 +254,10 @@ class RouterApp:
         try:
             if connection.transport.is_closing():
                 raise _Gone
-            answer = await self._router.ask(request)
+            if self.hold is not None and key:
+                answer = await self.hold.ask(request, key, _credentials(given))
+            else:
+                answer = await self._router.ask(request)
             self._answers.add(answer)
             headers = [*answer.headers]
             if not any(name == b"x-request-id" for name, _ in headers):
@@ -309,6 +332,31 @@ class _Gone(Exception):
     """The client has closed its connection."""
 
 
+def read_held(held: HeldRequest, timeout_s: float) -> FleetRequest:
+    """The request of a journalled one; it was checked when it came."""
+    fields = read_fields(held.body)
+    endpoint = FORWARDED[held.path.partition("?")[0]]
+    headers = [(name.encode("latin-1"), value.encode("latin-1")) for name, value in held.headers]
+    return FleetRequest(
+        "POST",
+        held.path,
+        headers,
+        held.body,
+        field(fields, "model", str, ""),
+        fields,
+        stream=is_stream(endpoint, fields),
+        tenant=held.tenant,
+        priority=held.priority,
+        until=time.monotonic() + timeout_s,
+        request_id=dict(headers).get(b"x-request-id", b"").decode("latin-1"),
+        is_accepted=True,
+    )
+
+
+def is_stream(endpoint: Endpoint, fields: Fields) -> bool:
+    return endpoint.streams and field(fields, "stream", bool, endpoint.stream_default)
+
+
 def is_repeatable(kind: str, fields: Fields) -> bool:
     """Whether the request may be sent twice: a response that is stored may not."""
     return kind != "responses" or bytes(fields.get("store", b"null")) == b"false"
@@ -320,6 +368,10 @@ def _priority(fields: Fields) -> int:
         return field(fields, "priority", int, 1)
     except InvalidBody:
         return 1
+
+
+def _credentials(headers: dict[bytes, bytes]) -> Headers:
+    return [(name, headers[name]) for name in CREDENTIALS if name in headers]
 
 
 def _check_method(method: str, allowed: str) -> None:

@@ -118,7 +118,14 @@ class Asking:
             before = self.hold.waited_s
             try:
                 placed = await held.wait(
-                    self._prompt, request.weight, request.until, self.hold, failed, barred, is_moved
+                    self._prompt,
+                    request.weight,
+                    request.until,
+                    self.hold,
+                    failed,
+                    barred,
+                    is_moved,
+                    request.is_accepted,
                 )
             finally:
                 self.book.held_s += self.hold.waited_s - before

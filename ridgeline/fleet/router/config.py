@@ -40,6 +40,8 @@ class RouterConfig:
     allowed_hosts: tuple[str, ...] = ()  # without keys: host names that clients may use
     control_token: str = ""  # for a control address over TCP
     name: str = "router"  # in reports to the controller
+    held_dir: str = ""  # of the journal of held requests; empty: no request is journalled
+    keeps_journal: bool = False  # this router has the journal; the others ask it, over a socket in held_dir
     max_body_bytes: int = 32 << 20
     max_head_bytes: int = 64 << 10
     head_timeout_s: float = 10.0

@@ -131,7 +131,7 @@ class FleetRouter:
         replicas failed) and InvalidBody.
         """
         if not self._has_table.is_set():
-            await self._await_table(request.until)
+            await self.await_table(request.until)
         entry = self.book.models.get(request.model)
         if entry is None:
             return self._unknown(request)
@@ -314,7 +314,7 @@ class FleetRouter:
         self._feeds.pop(replica_id, None)
         self.prefixes.forget(replica_id)
 
-    async def _await_table(self, until: float) -> None:
+    async def await_table(self, until: float) -> None:
         left_s = min(TABLE_S, until - monotonic() if until != NEVER else TABLE_S)
         try:
             async with asyncio.timeout(max(left_s, 0.0)):

@@ -56,12 +56,19 @@ class Hold:
 
 
 class _Waiter:
-    __slots__ = ("barred", "failed", "future", "prompt", "since", "until")
+    __slots__ = ("barred", "failed", "future", "is_accepted", "prompt", "since", "until")
 
     def __init__(
-        self, prompt: PromptView, failed: Collection[str], barred: Barred, since: float, until: float
+        self,
+        prompt: PromptView,
+        failed: Collection[str],
+        barred: Barred,
+        since: float,
+        until: float,
+        is_accepted: bool,
     ) -> None:
         self.prompt, self.failed, self.barred, self.since, self.until = prompt, failed, barred, since, until
+        self.is_accepted = is_accepted
         self.future: asyncio.Future[Placed] = asyncio.get_running_loop().create_future()
 
     def fail(self, error: ProxyError) -> None:
@@ -110,19 +117,22 @@ class HeldRequests:
         failed: Collection[str] = (),
         barred: Barred = none_barred,
         is_moved: bool = False,
+        is_accepted: bool = False,
     ) -> Placed:
         """A replica for the request. QueueRefused or NoReplica when the queue is full or its budget is spent.
 
-        until: the request's own deadline. is_moved: it was at a replica before.
+        until: the request's own deadline. is_moved: it was at a replica before. is_accepted: see HeldQueue.add.
         """
         now = self._clock()
-        waiter = _Waiter(prompt, failed, barred, now, until)
+        waiter = _Waiter(prompt, failed, barred, now, until, is_accepted)
         held = None
         if is_moved:
             self._moving.append(waiter)
         else:
             try:
-                held, weaker = self.queue.add(waiter, now, prompt.tenant, weight, prompt.priority)
+                held, weaker = self.queue.add(
+                    waiter, now, prompt.tenant, weight, prompt.priority, is_accepted
+                )
             except QueueRefused:
                 self.refused += 1
                 raise
@@ -176,7 +186,7 @@ class HeldRequests:
             self._refuse(held.key, self._expired())
         budget_s = self._entry.cold_s if is_cold else self._entry.hold_s
         for waiter in list(self._moving):
-            if now - waiter.since > budget_s:
+            if now - waiter.since > budget_s and (is_cold or not waiter.is_accepted):
                 self._refuse(waiter, self._expired())
         for waiter in [one for one in self._waiters if now >= one.until]:
             self._refuse(waiter, RequestBroken("total_timeout"))

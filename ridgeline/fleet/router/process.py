@@ -22,10 +22,14 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from ridgeline.fleet.router.app import RouterApp
+from ridgeline.fleet.queueing.durable import DurableQueue
+from ridgeline.fleet.queueing.journal import JournalError
+from ridgeline.fleet.router.app import RouterApp, read_held
 from ridgeline.fleet.router.config import RouterConfig
+from ridgeline.fleet.router.durable_hold import DurableHold, HoldLink
 from ridgeline.fleet.router.fleet_router import FleetRouter, bearer_lines
 from ridgeline.options import OptionError
+from ridgeline.proxy.http_client import HttpClient
 from ridgeline.proxy.origin import Origin, read_url
 from ridgeline.telemetry import logs
 from ridgeline.web.connection import ConnectionLimits
@@ -37,6 +41,7 @@ if TYPE_CHECKING:
 
 POLL_S = 0.02
 IDLE_S = 1.0  # an idle connection stays open for this time when the router stops
+OWNER_CONNECT_S = 5.0  # to the router with the journal
 LAST_RPCS_S = 1.0  # for RPCs to end after their requests
 FILES_EACH, OTHER_FILES = 2, 512  # the client's socket and the replica's
 
@@ -84,13 +89,25 @@ async def _serve(config: RouterConfig, listener: socket.socket, control: str | P
         name=f"{config.name}-{os.getpid()}",
     )
     app = RouterApp(router, config)
+    sockets = [listener]
+    hold: DurableHold | None = None
+    client = HttpClient()
+    if config.held_dir and config.keeps_journal:
+        hold = app.hold = DurableHold(
+            router, open_journal(config), lambda held: read_held(held, config.request_timeout_s)
+        )
+        sockets.append(bind_owner(config))
+    elif config.held_dir:
+        app.hold = HoldLink(router, client, control_origin(owner_path(config)), OWNER_CONNECT_S)
     files = allow_open_files(config.max_connections * FILES_EACH + OTHER_FILES)
     most = min(config.max_connections, max((files - OTHER_FILES) // FILES_EACH, 1))
     limits = ConnectionLimits(config.max_head_bytes, config.head_timeout_s, most, None)
     server = HttpServer(app, limits)
     router.start()
+    if hold is not None:
+        hold.start()
     rpc = await _started_grpc(app, config, most)
-    serving = asyncio.create_task(server.serve(sockets=[listener]))
+    serving = asyncio.create_task(server.serve(sockets=sockets))
     gc.freeze()
     try:
         await asyncio.wait([serving, asyncio.create_task(stop.wait())], return_when=asyncio.FIRST_COMPLETED)
@@ -107,9 +124,41 @@ async def _serve(config: RouterConfig, listener: socket.socket, control: str | P
     finally:
         if rpc is not None:
             await rpc.stop(LAST_RPCS_S)
+        if hold is not None:
+            await hold.stop()
         await router.stop()
+        client.close()
         server.should_exit = True
         await serving
+
+
+def owner_path(config: RouterConfig) -> Path:
+    """Of the socket on which the router with the journal answers the other routers."""
+    return Path(config.held_dir) / "owner.sock"
+
+
+def open_journal(config: RouterConfig) -> DurableQueue | None:
+    """None, and a line of the log, where it cannot be used: other requests are served."""
+    try:
+        return DurableQueue(Path(config.held_dir) / "journal")
+    except JournalError as error:
+        log.error("requests that arrive while no replica is ready are refused if they have a key: %s", error)
+        return None
+
+
+def bind_owner(config: RouterConfig) -> socket.socket:
+    """Readable by this user alone; clients' keys are checked on it as on the port."""
+    path = owner_path(config)
+    path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+    path.unlink(missing_ok=True)  # of a router that was killed
+    made = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    before = os.umask(0o177)
+    try:
+        made.bind(str(path))
+    finally:
+        os.umask(before)
+    made.setblocking(False)
+    return made
 
 
 async def _started_grpc(app: RouterApp, config: RouterConfig, concurrent: int) -> GrpcServer | None:

@@ -27,3 +27,4 @@ class FleetRequest:
         True  # false: it creates an object; never sent twice unless it was certainly not executed
     )
     request_id: str = ""
+    is_accepted: bool = False  # it is in the journal: neither max_held nor hold_s applies

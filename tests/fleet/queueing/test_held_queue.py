@@ -151,3 +151,17 @@ def test_every_request_leaves_once_and_each_tenants_are_in_order(actions) -> Non
         assert len(queue) == len(waiting) <= 8
         assert all(1 <= queue.position(one) <= len(waiting) for one in waiting)
     assert len(left) == len(set(left))
+
+
+def test_an_accepted_request_outlives_hold_s_and_gives_way_to_none() -> None:
+    queue = HeldQueue(max_held=1, hold_s=10.0, cold_s=100.0)
+    kept, _ = queue.add("kept", 0.0, "a", is_accepted=True)
+    later, _ = queue.add("later", 0.0, "a", is_accepted=True)  # beyond max_held: it was accepted before
+    with pytest.raises(QueueRefused):
+        queue.add("urgent", 1.0, "b", priority=0)
+    queue.max_held = 3
+    plain, _ = queue.add("plain", 1.0, "b")
+    assert queue.expire(12.0) == [plain]
+    queue.set_cold(True, 12.0)
+    assert queue.expire(111.0) == []
+    assert queue.expire(113.0) == [kept, later]
