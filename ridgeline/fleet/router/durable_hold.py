@@ -142,7 +142,7 @@ class DurableHold:
         stored = queue.answer(id)
         if stored is not None:
             if _is_failure(stored.status):
-                await queue.drop(id, "failed")  # the same key may be tried anew
+                await queue.drop(id, "failed")  # the same key starts a new request
             headers = [(name.encode("latin-1"), value.encode("latin-1")) for name, value in stored.headers]
             return whole_answer(stored.status, [*headers, *more], stored.body, is_stream)
         held = queue.request(id)
@@ -187,7 +187,7 @@ class DurableHold:
                 answer.abort()
 
     async def _store(self, queue: DurableQueue, run: HeldRun, answer: Answer) -> None:
-        """A failure that a client hears of is not kept: the same key may be tried anew."""
+        """A failure that a client hears of is not kept: the same key starts a new request."""
         try:
             if _is_failure(answer.status) and run.has_clients:
                 await queue.drop(answer.id, "failed")
@@ -246,10 +246,12 @@ class HoldLink:
         while True:
             asked_at = time.monotonic()
             try:
-                return await self._client.ask(
+                answer = await self._client.ask(
                     self._owner, method, path, headers, body,
                     timeouts=self._timeouts, until=until, wait_for_body=True, stream=is_stream,
                 )  # fmt: skip
+                answer.headers = [one for one in answer.headers if one[0] != b"content-length"]
+                return answer
             except RequestBroken as error:
                 now = time.monotonic()
                 if down_since is None or error.cause not in ("refused", "unreachable"):

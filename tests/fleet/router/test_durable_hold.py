@@ -148,7 +148,7 @@ async def test_a_held_request_is_shown_to_its_own_key_alone(
         assert len(first.bodies) == 2
 
 
-async def test_a_wait_beyond_cold_s_is_a_503_and_the_key_may_be_tried_anew(
+async def test_a_wait_beyond_cold_s_is_a_503_and_the_key_starts_a_new_request(
     stage: Stage, durable: ModelEntry, tmp_path: Path
 ) -> None:
     stage.controller.set(model=msgspec.structs.replace(durable, cold_s=0.3))
@@ -235,6 +235,7 @@ async def test_held_requests_survive_kill_9_of_the_router_keep_their_order_and_a
             for number in range(1, count, 2)
         ]
         assert [one.status_code for one in (*kept, *again)] == [200] * count
+        assert all(len(one.headers.get_list("content-length")) == 1 for one in (*kept, *again))
         assert numbers(first.bodies) == list(range(count))
         assert max(held_in(stage)) == count  # no request counts twice for the autoscaler
     finally:
