@@ -7,10 +7,11 @@ One router of a fleet has the journal (`DurableHold`). The others pass such requ
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import time
 from collections.abc import Callable, Coroutine
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 from urllib.parse import quote
 
 import msgspec
@@ -40,6 +41,7 @@ RETRY_S = 0.2
 JSON = (b"content-type", b"application/json")
 
 log = logging.getLogger("ridgeline.fleet")
+T = TypeVar("T")
 
 
 class Keeper(Protocol):
@@ -72,7 +74,7 @@ class DurableHold:
     ) -> None:
         self._router, self._queue, self._read = router, queue, read
         self._runs: dict[str, HeldRun] = {}
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._tasks: set[asyncio.Task[Any]] = set()
         self._open = asyncio.Event()  # the table is there: held requests may go on, in their order
 
     def start(self) -> None:
@@ -117,7 +119,9 @@ class DurableHold:
                     raise QueueRefused("queue_full", held.queue.retry_after_s())
             headers = [(name.decode("latin-1"), value.decode("latin-1")) for name, value in request.headers]
             place = (key, entry.name if entry is not None else "", request.path, request.body, headers)
-            id = await queue.hold(*place, request.tenant, request.priority)
+            holding = queue.hold(*place, request.tenant, request.priority)
+            # Its client may leave while it is written: what is in the journal runs.
+            id = await asyncio.shield(self._spawn(self._accept(queue, holding)))
         except KeyReused as error:
             raise Refusal(422, str(error), "key_reused") from None
         except JournalError as error:
@@ -142,21 +146,27 @@ class DurableHold:
         stored = queue.answer(id)
         if stored is not None:
             if _is_failure(stored.status):
-                await queue.drop(id, "failed")  # the same key starts a new request
+                with contextlib.suppress(JournalError):
+                    await queue.drop(id, "failed")  # the same key starts a new request
             headers = [(name.encode("latin-1"), value.encode("latin-1")) for name, value in stored.headers]
             return whole_answer(stored.status, [*headers, *more], stored.body, is_stream)
-        held = queue.request(id)
-        if held is None:  # dropped a moment ago: it failed, and its client was told
+        run = self._runs.get(id)
+        if run is None:  # dropped a moment ago: it failed, and its client was told
             raise NoReplica("the held request has just failed; send it again", 1.0)
-        run = self._runs.get(id) or self._begin(held)
         return await run.follow(more, is_stream)
 
     # ── runs ──
 
-    def _begin(self, held: HeldRequest) -> HeldRun:
+    async def _accept(self, queue: DurableQueue, holding: Coroutine[Any, Any, str]) -> str:
+        id = await holding
+        held = queue.request(id)
+        if held is not None and id not in self._runs:
+            self._begin(held)
+        return id
+
+    def _begin(self, held: HeldRequest) -> None:
         run = self._runs[held.id] = HeldRun()
         self._spawn(self._run(held, run))
-        return run
 
     async def _run(self, held: HeldRequest, run: HeldRun) -> None:
         queue, answer = self._queue, None
@@ -176,11 +186,11 @@ class DurableHold:
             run.fail(NoReplica("the router is shutting down; the request is kept: send its key again", 1.0))
             raise
         except Exception as error:
-            if not isinstance(error, ProxyError | Refusal):
+            if not isinstance(error, ProxyError):
                 log.exception("a held request failed")
-            refusal = error if isinstance(error, Refusal) else of_error(_as_proxy_error(error))
-            await self._store(queue, run, _refused(held, refusal))
-            run.fail(_as_proxy_error(error))
+            told = error if isinstance(error, ProxyError) else RequestBroken("aborted")
+            await self._store(queue, run, _refused(held, of_error(told)))
+            run.fail(told)
         finally:
             self._runs.pop(held.id, None)
             if answer is not None:
@@ -210,10 +220,11 @@ class DurableHold:
             except JournalError as error:
                 log.error("old answers could not be removed: %s", error)
 
-    def _spawn(self, job: Coroutine[Any, Any, None]) -> None:
+    def _spawn(self, job: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
         task = asyncio.get_running_loop().create_task(job)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
+        return task
 
 
 class HoldLink:
@@ -265,10 +276,6 @@ class HoldLink:
 
 def _is_failure(status: int) -> bool:
     return status >= 500 or status == 429
-
-
-def _as_proxy_error(error: Exception) -> ProxyError:
-    return error if isinstance(error, ProxyError) else RequestBroken("aborted")
 
 
 def _refused(held: HeldRequest, refusal: Refusal) -> Answer:

@@ -111,3 +111,20 @@ def test_an_empty_key_file_does_not_open_the_fleet(tmp_path: Path) -> None:
         assert settings.keys
     path.write_text("a # first\nb\n")
     assert settings.keys == ("a", "b")
+
+
+@pytest.mark.parametrize(
+    ("tables", "durable"),
+    [
+        ({}, False),
+        ({"scaling": {"min": 0}}, True),
+        ({"scaling": {"min": 1}}, False),
+        ({"scaling": {"min": 0}, "limits": {"durable": False}}, False),
+        ({"limits": {"durable": True}}, True),
+    ],
+)
+def test_held_requests_are_journalled_where_a_model_scales_to_zero_or_asks_for_it(
+    tables: dict[str, object], durable: bool
+) -> None:
+    (model,) = make_fleet({"models": [{"name": "chat", **tables}]}).models
+    assert model.is_durable is durable

@@ -109,6 +109,20 @@ async def test_a_held_request_is_answered_and_its_key_gives_the_same_answer_agai
             assert (await client.get(f"/fleet/held/{unknown}")).status_code == 404
 
 
+async def test_a_held_request_runs_though_its_client_has_left(
+    stage: Stage, durable: ModelEntry, tmp_path: Path
+) -> None:
+    async with front(stage, tmp_path / "held") as client:
+        asked = asyncio.create_task(client.post(PATH, json=chat(), headers=key(1)))
+        shown = await is_waiting(client, "key 1")
+        asked.cancel()
+        (first,) = await stage.add()
+        await until(lambda: first.bodies and not first.running, "the answer")
+        again = await client.post(PATH, json=chat(), headers=key(1))
+        assert (again.status_code, again.headers["x-ridgeline-held-id"]) == (200, shown["id"])
+        assert len(first.bodies) == 1
+
+
 async def test_a_held_stream_is_streamed_and_kept(stage: Stage, durable: ModelEntry, tmp_path: Path) -> None:
     async with front(stage, tmp_path / "held") as client:
         gate = asyncio.Event()
