@@ -97,6 +97,12 @@ class SqliteFile:
             raise StorageError(f"{self._path}: cannot be opened: {error.strerror}") from error
 
 
+def is_locked(error: BaseException) -> bool:
+    """Whether another connection held a transaction for longer than the timeout."""
+    code = getattr(error, "sqlite_errorcode", None)
+    return isinstance(code, int) and code & 0xFF == sqlite3.SQLITE_BUSY
+
+
 def open_sqlite(path: Path, timeout_s: float) -> sqlite3.Connection:
     """A connection on which transactions begin where the code says BEGIN. Makes the file and its folder."""
     path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)

@@ -10,6 +10,7 @@ from ridgeline.fleet.controller.store import Event
 from ridgeline.fleet.messages import Table
 
 RECENT_EVENTS = 1000
+BEAT_S = 2.0
 
 
 class Board:
@@ -32,8 +33,8 @@ class Board:
         self.is_closed = True
         self._wake()
 
-    async def tables(self) -> AsyncIterator[Table]:
-        """The table now and at each change. A slow reader skips to the newest."""
+    async def tables(self) -> AsyncIterator[Table | None]:
+        """The table now and at each change. A slow reader skips to the newest. None: no change for BEAT_S."""
         sent = -1
         while not self.is_closed:
             changed = self._changed
@@ -41,7 +42,11 @@ class Board:
                 sent = self.table.generation
                 yield self.table
                 continue
-            await changed.wait()
+            try:
+                async with asyncio.timeout(BEAT_S):
+                    await changed.wait()
+            except TimeoutError:
+                yield None
 
     async def events(self, after: int) -> AsyncIterator[Event]:
         """Each event from now on, with a greater number than `after`."""

@@ -9,16 +9,16 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-import time
 from collections.abc import Callable
 
 import msgspec
 
 from ridgeline.fleet.config import FleetSettings
 from ridgeline.fleet.config_models import FleetModel
+from ridgeline.fleet.controller.awake_clock import AwakeClock
 from ridgeline.fleet.controller.board import Board
 from ridgeline.fleet.controller.event_log import EventLog
-from ridgeline.fleet.controller.lease import RENEW_S, LeaseLost
+from ridgeline.fleet.controller.lease import LeaseLost
 from ridgeline.fleet.controller.life.keeper import ReplicaKeeper
 from ridgeline.fleet.controller.life.replica import Replica
 from ridgeline.fleet.controller.life.replica_link import ReplicaLink
@@ -47,11 +47,11 @@ class Controller:
         substrate: Substrate,
         link: ReplicaLink,
         key: str,
-        clock: Callable[[], float] = time.monotonic,
+        clock: Callable[[], float] | None = None,
     ) -> None:
         """key: that the replicas accept."""
         self.settings, self.store, self.substrate = settings, store, substrate
-        self.key, self.clock = key, clock
+        self.key, self.clock = key, clock or AwakeClock()
         self.board = Board()
         self.events = EventLog(store, self.board, settings.fleet.events_kept)
         self.keeper = ReplicaKeeper(
@@ -60,7 +60,7 @@ class Controller:
             substrate,
             link,
             self.events,
-            clock,
+            self.clock,
             on_ready=self._ready,
             on_lost=self._lost,
             settled=self._routers_know,
@@ -104,20 +104,12 @@ class Controller:
         """Until cancelled, or until the lease is lost."""
         try:
             async with asyncio.TaskGroup() as group:
-                group.create_task(self._renew())
+                group.create_task(self.store.lease.keep())
                 group.create_task(self._loop())
                 group.create_task(self._watch_lease())
         except* LeaseLost as lost:
             log.error("%s; this controller stops, its replicas go on", lost.exceptions[0])
             self.has_lost_lease = True
-
-    async def _renew(self) -> None:
-        while True:
-            try:
-                await self.store.lease.renew()
-            except StorageError as error:
-                log.error("the lease was not renewed: %s", error)
-            await asyncio.sleep(RENEW_S)
 
     async def _watch_lease(self) -> None:
         await self.keeper.lost_lease.wait()

@@ -3,16 +3,25 @@
 Each new holder gets a larger fence. Every write of a controller checks its fence in the same transaction:
 after another took over, the write is refused (LeaseLost). No two clocks are compared: a lease counts as given
 up when its process is gone, or when it was not renewed for LEASE_S by the waiting process's monotonic clock.
+A process that was stopped inside a write keeps the database locked: `end_holder` ends it.
 """
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
+import logging
 import os
+import signal
 import time
 from dataclasses import dataclass
 
 from ridgeline.running import process_place, process_ticks
 from ridgeline.storage.database import Database, Work, statement
+from ridgeline.storage.errors import StorageError, StorageUnavailable
+from ridgeline.storage.sqlite_file import is_locked
+
+log = logging.getLogger("ridgeline.fleet")
 
 LEASE_S = 6.0
 RENEW_S = 1.5
@@ -42,7 +51,12 @@ class Holder:
         """Certainly: released, or its process of this machine has ended."""
         if self.pid == 0:
             return True
-        return self.place == process_place() and process_ticks(self.pid) != self.ticks
+        return self.is_here and process_ticks(self.pid) != self.ticks
+
+    @property
+    def is_here(self) -> bool:
+        """Whether its process number means something on this machine."""
+        return self.place == process_place()
 
 
 class Lease:
@@ -64,8 +78,23 @@ class Lease:
             self._seen, self._seen_at = (holder.fence, holder.renewals), now
         if not holder.is_gone and now - self._seen_at < LEASE_S:
             return holder
-        self.fence = await self._database.write(_take(holder))
+        try:
+            self.fence = await self._database.write(_take(holder))
+        except StorageError as error:
+            log.error("the lease is free, but cannot be taken: %s", error)
+            if isinstance(error, StorageUnavailable) and is_locked(error.cause):
+                end_holder(holder)
+            return holder
         return None if self.fence else await self.holder()
+
+    async def keep(self) -> None:
+        """Renew it until cancelled, or until LeaseLost."""
+        while True:
+            try:
+                await self.renew()
+            except StorageError as error:
+                log.error("the lease was not renewed: %s", error)
+            await asyncio.sleep(RENEW_S)
 
     async def renew(self) -> None:
         await self._database.write(
@@ -75,6 +104,23 @@ class Lease:
     async def release(self) -> None:
         """For the next controller to start at once. Without effect for one that lost it."""
         await self._database.write(statement("UPDATE fleet_lease SET pid = 0 WHERE fence = ?", self.fence))
+
+
+def end_holder(holder: Holder) -> None:
+    """Kill a process of this machine that did not renew its lease and may hold the database's lock.
+
+    Nothing is lost by that: replicas and routers outlive their controller.
+    """
+    if holder.pid == 0 or not holder.is_here:
+        return
+    with contextlib.suppress(ProcessLookupError):
+        process = os.pidfd_open(holder.pid)
+        try:
+            if process_ticks(holder.pid) == holder.ticks:
+                log.warning("process %d does not renew its lease and is ended", holder.pid)
+                signal.pidfd_send_signal(process, signal.SIGKILL)
+        finally:
+            os.close(process)
 
 
 def fenced(fence: int, work: Work[object]) -> Work[object]:

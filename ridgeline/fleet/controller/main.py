@@ -1,6 +1,7 @@
 """`ridgeline fleet up`: takes the lease, opens the control API, runs controller and routers until the end.
 
-A signal or `fleet down` stops it. After it lost the lease, replicas and routers are the next controller's.
+A signal or `fleet down` stops it. After it lost the lease, replicas and routers are the next controller's: it
+leaves, and ends none of them.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from ridgeline.fleet.config import FleetSettings
 from ridgeline.fleet.controller.api.commands import Commands
 from ridgeline.fleet.controller.api.control_app import control_app
 from ridgeline.fleet.controller.controller import Controller
+from ridgeline.fleet.controller.lease import LeaseLost
 from ridgeline.fleet.controller.life.replica_link import ReplicaLink
 from ridgeline.fleet.controller.routers import RouterProcess, Routers, bind, find_routers
 from ridgeline.fleet.controller.store import FleetStore
@@ -31,6 +33,7 @@ from ridgeline.fleet.substrates.substrate import SubstrateError
 from ridgeline.options import OptionError
 from ridgeline.proxy.http_client import HttpClient
 from ridgeline.running import SetState, announced
+from ridgeline.storage.errors import StorageError
 from ridgeline.telemetry import logs
 from ridgeline.version import __version__
 from ridgeline.web.connection import ConnectionLimits
@@ -80,6 +83,9 @@ async def _run(settings: FleetSettings, reread: Callable[[], FleetSettings], sta
         with announced("fleet", url, names, sources) as set_state:
             fleet = _Fleet(settings, store, listener, adopted, url, set_state)
             return await fleet.run(reread, stop, hurry)
+    except LeaseLost as error:  # while it started
+        log.error("%s; this controller stops", error)
+        return 1
     finally:
         with contextlib.suppress(Exception):
             await store.lease.release()
@@ -144,10 +150,15 @@ class _Fleet:
         self, reread: Callable[[], FleetSettings], stop: asyncio.Event, hurry: asyncio.Event
     ) -> int:
         controller, fleet = self._controller, self._settings.fleet
+        keeping = asyncio.create_task(
+            self._store.lease.keep()
+        )  # finding replicas may take longer than it lasts
         try:
             await controller.start()
         except SubstrateError as error:
             raise OptionError(f"[substrate] {self._settings.substrate.kind}: {error}") from error
+        finally:
+            keeping.cancel()
         commands = Commands(controller, self._url, reread, stop.set)
         async with _control_api(self._settings, commands) as control_url:
             routers = self._routers(controller.fleet)
@@ -160,9 +171,9 @@ class _Fleet:
             stopped = asyncio.create_task(stop.wait())
             await asyncio.wait([*tasks, stopped], return_when=asyncio.FIRST_COMPLETED)
             saying.cancel()
+            holds_lease = await self._holds_lease(tasks)
             tasks[1].cancel()
-            if tasks[0].done():  # the lease is lost: replicas and routers are the next controller's
-                tasks[0].result()
+            if not holds_lease:
                 controller.leave()
                 return 1
             self._set_state("stopping", state_dir=str(self._settings.state_dir))
@@ -183,6 +194,22 @@ class _Fleet:
             return 1
         logs.say("the fleet has stopped; no process is left", "stopped")
         return 0
+
+    async def _holds_lease(self, tasks: list[asyncio.Task[None]]) -> bool:
+        """Whether replicas and routers are this controller's to end. Raises what ended one of its tasks."""
+        try:
+            for task in tasks:
+                if task.done():
+                    task.result()
+            if self._controller.has_lost_lease:
+                return False
+            await self._store.lease.renew()
+        except LeaseLost as error:
+            log.error("%s; this controller stops, its replicas go on", error)
+            return False
+        except StorageError as error:
+            log.error("the lease was not renewed: %s", error)
+        return True
 
     def _routers(self, fleet: str) -> Routers:
         settings = self._settings
@@ -254,6 +281,7 @@ async def _control_api(settings: FleetSettings, commands: Commands) -> AsyncIter
         local.bind(str(path))
     finally:
         os.umask(before)
+    inode = path.stat().st_ino
     local.setblocking(False)
     servers = [(HttpServer(control_app(commands), LIMITS), local)]
     url = ""
@@ -266,10 +294,13 @@ async def _control_api(settings: FleetSettings, commands: Commands) -> AsyncIter
     try:
         yield url
     finally:
+        # Not the socket of a controller that has taken over. The inode is this one's while it is open.
+        with contextlib.suppress(FileNotFoundError):
+            if path.stat().st_ino == inode:
+                path.unlink()
         for server, _ in servers:
             server.should_exit = True
         await asyncio.gather(*tasks, return_exceptions=True)
-        path.unlink(missing_ok=True)
 
 
 async def _unless(hurry: asyncio.Event, work: Coroutine[Any, Any, None], then: Callable[[], object]) -> None:

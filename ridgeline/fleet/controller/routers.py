@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 import os
 import signal
 import socket
@@ -19,6 +20,9 @@ from pathlib import Path
 from ridgeline.fleet.controller.event_log import EventLog
 from ridgeline.options import OptionError, without_settings
 from ridgeline.running import process_ticks
+from ridgeline.storage.errors import StorageError
+
+log = logging.getLogger("ridgeline.fleet")
 
 MARK = "RIDGELINE_FLEET_ROUTER"  # variable of a router's process: FLEET/NUMBER
 RESTART_S = 1.0
@@ -76,7 +80,7 @@ class Routers:
                 self._start(number)
 
     async def watch(self) -> None:
-        """Start those again that die. Until cancelled."""
+        """Start those again that die. Until cancelled, or until LeaseLost."""
         not_before: dict[int, float] = {}
         while True:
             for number in range(self._count):
@@ -86,7 +90,10 @@ class Routers:
                 if process is not None:
                     del self.processes[number]
                     not_before[number] = time.monotonic() + RESTART_S
-                    await self._events.say("router", f"router {number} died; another one starts")
+                    try:
+                        await self._events.say("router", f"router {number} died; another one starts")
+                    except StorageError as error:
+                        log.error("router %d died; that is not stored: %s", number, error)
                 if time.monotonic() >= not_before.get(number, 0.0):
                     self._start(number)
             await asyncio.sleep(POLL_S)

@@ -20,8 +20,9 @@ from ridgeline.proxy.origin import Origin
 
 TABLE_PATH, DEMAND_PATH = "/fleet/table", "/fleet/demand"
 RETRY_S = (0.05, 0.1, 0.2, 0.5, 1.0)
-# A table without changes sends nothing: its silence says nothing.
-_TABLE = Timeouts(connect_s=5.0, first_byte_s=30.0, idle_s=float("inf"))
+# A controller sends a line every two seconds. One that is silent may have stopped, and another one may have
+# taken over at the same address.
+_TABLE = Timeouts(connect_s=5.0, first_byte_s=10.0, idle_s=10.0)
 _DEMAND = Timeouts(connect_s=2.0, first_byte_s=5.0, idle_s=5.0)
 
 log = logging.getLogger(__name__)

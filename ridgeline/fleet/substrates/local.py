@@ -87,7 +87,8 @@ class LocalSubstrate:
         place = _place(handle)
         deadline = time.monotonic() + drain_s
         if drain_s > 0:
-            self._signal(place, signal.SIGTERM)
+            if self._is_first_stop(handle.replica):
+                self._signal(place, signal.SIGTERM)
             deadline += KILL_GRACE_S
         while self._lives(place) and time.monotonic() < deadline:
             await asyncio.sleep(POLL_S)
@@ -163,6 +164,16 @@ class LocalSubstrate:
         if child is not None and child.poll() is not None:
             return False
         return place.place == process_place() and process_ticks(place.pid) == place.ticks
+
+    def _is_first_stop(self, replica: str) -> bool:
+        """A second SIGTERM would end a replica at once: an earlier controller may have sent the first."""
+        told = self._state_dir / "replicas" / replica / "stopping"
+        try:
+            told.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+            told.touch(exist_ok=False)
+        except FileExistsError:
+            return False
+        return True
 
     def _signal(self, place: Place, number: signal.Signals) -> None:
         """To this process alone, never to another one that got its number later."""

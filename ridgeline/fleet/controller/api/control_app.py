@@ -75,7 +75,8 @@ class _Api:
     async def table(self, request: Request) -> Response:
         async def lines() -> AsyncIterator[bytes]:
             async for table in self._commands.board.tables():
-                yield msgspec.json.encode(table) + b"\n"
+                # An empty line shows a router that this controller has not stopped.
+                yield b"\n" if table is None else msgspec.json.encode(table) + b"\n"
 
         return StreamingResponse(lines(), media_type=_LINES)
 

@@ -1,0 +1,26 @@
+"""AwakeClock: monotonic seconds without the times for which this process stood still.
+
+A controller that was stopped (SIGSTOP, a frozen container) has heard no replica meanwhile. By a plain clock
+all of them would look stalled when it goes on, and it would end them.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+STANDSTILL_S = 2.0  # the controller's loop reads the clock several times a second
+
+
+class AwakeClock:
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._read_at = clock()
+        self._stood_s = 0.0  # in all
+
+    def __call__(self) -> float:
+        now = self._clock()
+        if now - self._read_at > STANDSTILL_S:
+            self._stood_s += now - self._read_at
+        self._read_at = now
+        return now - self._stood_s
