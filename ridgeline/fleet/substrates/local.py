@@ -100,7 +100,7 @@ class LocalSubstrate:
         place = _place(handle)
         if not self._lives(place):
             child = self._children.get(place.pid)
-            code = None if child is None else child.returncode
+            code = None if child is None else child.poll()
             await self._end_session(place)  # its engine must not outlive it
             return Observed("exited", exit_code=code, reason=_ending(code, Path(place.log)))
         if handle.replica not in self._urls:
@@ -187,9 +187,11 @@ class LocalSubstrate:
 
     async def _end_session(self, place: Place) -> None:
         """Kill what is left of the replica's session: itself and its engine."""
-        for pid in _session(place.pid):
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGKILL)
+        while left := _session(place.pid):  # a kill takes effect a moment later
+            for pid in left:
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
+            await asyncio.sleep(POLL_S)
         while self._lives(place):
             self._signal(place, signal.SIGKILL)
             await asyncio.sleep(POLL_S)

@@ -165,10 +165,10 @@ def test_a_controller_that_stood_still_keeps_its_replicas(fleet: LiveFleet) -> N
         controllers.leads(only)
         fleet.fleet = fleet.status()["fleet"]
         replicas = {id: fleet.pid_of(id) for id in fleet.serving_ids()}
+        newest = fleet.client.get("/fleet/events", after=-1)["events"][-1]["id"]
         only.send_signal(signal.SIGSTOP)
         time.sleep(6.0)
         only.send_signal(signal.SIGCONT)
-        newest = fleet.client.get("/fleet/events", after=-1)["events"][-1]["id"]
         assert fleet.run("scale", "chat", "3").returncode == 0  # it decides again
         fleet.until(lambda: fleet.serving() == 3, "a third replica serves")
         kinds = {event["kind"] for event in fleet.client.get("/fleet/events", after=newest)["events"]}

@@ -65,6 +65,29 @@ async def test_a_stopped_replica_leaves_no_process(program: Path, tmp_path: Path
     assert await substrate.find(FLEET) == []
 
 
+async def test_a_second_controller_does_not_cut_a_drain_short(tmp_path: Path, program: Path) -> None:
+    """A second SIGTERM ends a server without its drain."""
+    signals = tmp_path / "signals"
+    program.write_text(
+        f"#!/bin/sh\ntrap 'echo x >> {signals}' TERM\ntouch {signals}\nwhile :; do sleep 0.05; done\n"
+    )
+    first, second = (LocalSubstrate(tmp_path, LocalConfig()) for _ in range(2))
+    handle = await first.start(spec("m-1", tmp_path))
+    async with asyncio.timeout(PATIENCE_S):
+        while not signals.exists():
+            await asyncio.sleep(0.01)
+        draining = asyncio.create_task(first.stop(handle, 60.0))
+        while not signals.read_text():
+            await asyncio.sleep(0.01)
+        draining.cancel()
+        again = asyncio.create_task(second.stop(handle, 60.0))
+        await asyncio.sleep(0.5)
+        again.cancel()
+    assert signals.read_text() == "x\n"
+    await second.stop(handle, 0.0)
+    assert await second.find(FLEET) == []
+
+
 async def test_a_killed_replicas_engine_is_ended_too(program: Path, tmp_path: Path) -> None:
     substrate = LocalSubstrate(tmp_path, LocalConfig())
     handle = await substrate.start(spec("m-1", tmp_path))

@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import asyncio
+import signal
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
+from ridgeline.fleet.controller.awake_clock import AwakeClock
+from ridgeline.fleet.controller.board import Board
 from ridgeline.fleet.controller.lease import LEASE_S, LeaseLost
 from ridgeline.fleet.controller.store import FleetStore, StoredReplica
+from ridgeline.fleet.messages import Table
+from tests.patience import PATIENCE_S
 
 TAKE = """
 import asyncio, pathlib, sys, time
@@ -21,6 +26,21 @@ async def main():
     assert await store.lease.try_take() is None
     print(store.lease.fence, flush=True)
     time.sleep(600)
+asyncio.run(main())
+"""
+
+STOP_INSIDE_A_WRITE = """
+import asyncio, os, pathlib, signal, sys
+from ridgeline.fleet.controller.store import FleetStore
+async def main():
+    store = FleetStore(pathlib.Path(sys.argv[1]))
+    await store.open()
+    assert await store.lease.try_take() is None
+    def work():
+        yield "UPDATE fleet_lease SET renewals = renewals + 1", ()
+        print("inside", flush=True)
+        os.kill(os.getpid(), signal.SIGSTOP)
+    await store._write(work())
 asyncio.run(main())
 """
 
@@ -74,6 +94,42 @@ async def test_a_killed_controllers_lease_is_free_at_once(tmp_path: Path) -> Non
     assert await store.lease.try_take() is None
     assert store.lease.fence == fence + 1
     await store.close()
+
+
+async def test_a_controller_that_stopped_inside_a_write_is_ended(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("ridgeline.fleet.controller.store.TIMEOUT_S", 0.2)
+    command = [sys.executable, "-c", STOP_INSIDE_A_WRITE, str(tmp_path)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        try:
+            assert process.stdout.readline() == b"inside\n"
+            store = await opened(tmp_path)
+            assert await store.lease.try_take(100.0) is not None
+            assert await store.lease.try_take(100.0 + LEASE_S) is not None  # the file is locked
+            assert process.wait(PATIENCE_S) == -signal.SIGKILL
+        finally:
+            process.kill()
+    assert await store.lease.try_take(101.0 + LEASE_S) is None
+    await store.close()
+
+
+def test_a_standstill_does_not_count_as_time() -> None:
+    times = iter([0.0, 1.0, 2.5, 62.5, 63.0])
+    clock = AwakeClock(lambda: next(times))
+    assert [clock() for _ in range(4)] == [1.0, 2.5, 2.5, 3.0]
+
+
+async def test_a_table_that_does_not_change_is_followed_by_signs_of_life(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("ridgeline.fleet.controller.board.BEAT_S", 0.01)
+    board = Board()
+    table = Table(1, (), (), "key")
+    board.set_table(table)
+    tables = board.tables()
+    assert [await anext(tables) for _ in range(3)] == [table, None, None]
 
 
 async def test_only_one_of_many_takes_a_free_lease(tmp_path: Path) -> None:
