@@ -18,7 +18,7 @@ from collections.abc import AsyncIterator, Callable, Coroutine
 from pathlib import Path
 from typing import Any
 
-from ridgeline.fleet.config import FleetSettings
+from ridgeline.fleet.config import FleetConfig, FleetSettings
 from ridgeline.fleet.controller.api.commands import Commands
 from ridgeline.fleet.controller.api.control_app import control_app
 from ridgeline.fleet.controller.controller import Controller
@@ -160,11 +160,9 @@ class _Fleet:
         finally:
             keeping.cancel()
         commands = Commands(controller, self._url, reread, stop.set)
-        async with _control_api(self._settings, commands) as control_url:
+        async with _control_api(self._settings, commands, takes_over=bool(self._adopted)):
             routers = self._routers(controller.fleet)
             await routers.start(self._adopted)
-            if control_url:
-                log.info("the control API also listens on %s", control_url)
             self._set_state("starting", state_dir=str(self._settings.state_dir))
             tasks = [asyncio.create_task(controller.run()), asyncio.create_task(routers.watch())]
             saying = asyncio.create_task(self._say_ready())
@@ -271,8 +269,8 @@ def router_config(settings: FleetSettings, number: int) -> RouterConfig:
 
 
 @contextlib.asynccontextmanager
-async def _control_api(settings: FleetSettings, commands: Commands) -> AsyncIterator[str]:
-    """The socket in the state directory, and TCP where it is configured; its address."""
+async def _control_api(settings: FleetSettings, commands: Commands, takes_over: bool) -> AsyncIterator[None]:
+    """The socket in the state directory, and TCP where it is configured."""
     path = settings.state_dir / SOCKET
     path.unlink(missing_ok=True)  # of a controller that was killed: the lease says that it is gone
     local = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
@@ -283,24 +281,47 @@ async def _control_api(settings: FleetSettings, commands: Commands) -> AsyncIter
         os.umask(before)
     inode = path.stat().st_ino
     local.setblocking(False)
-    servers = [(HttpServer(control_app(commands), LIMITS), local)]
-    url = ""
+    servers = [HttpServer(control_app(commands), LIMITS)]
+    serving = [servers[0].serve(sockets=[local])]
     if settings.fleet.control_host is not None:
         token = secret_in(settings.fleet.control_token_file or settings.state_dir / TOKEN)
-        remote = bind(settings.fleet.control_host, settings.fleet.control_port, is_shared=False)
-        url = _url(remote)
-        servers.append((HttpServer(control_app(commands, token), LIMITS), remote))
-    tasks = [asyncio.create_task(server.serve(sockets=[one])) for server, one in servers]
+        remote = _control_listener(settings.fleet, takes_over)
+        servers.append(HttpServer(control_app(commands, token), LIMITS))
+        serving.append(_serve_remote(servers[1], settings.fleet, remote))
+    tasks = [asyncio.create_task(one) for one in serving]
     try:
-        yield url
+        yield
     finally:
         # Not the socket of a controller that has taken over. The inode is this one's while it is open.
         with contextlib.suppress(FileNotFoundError):
             if path.stat().st_ino == inode:
                 path.unlink()
-        for server, _ in servers:
+        for server in servers:
             server.should_exit = True
         await asyncio.gather(*tasks, return_exceptions=True)
+
+
+def _control_listener(fleet: FleetConfig, takes_over: bool) -> socket.socket | None:
+    """None: the port is in use, perhaps by the controller before, which has stopped but not ended."""
+    try:
+        return bind(fleet.control_host or "", fleet.control_port, is_shared=False)
+    except OptionError as error:
+        if not takes_over:
+            raise
+        log.debug("the control API waits for its port: %s", error)
+        return None
+
+
+async def _serve_remote(server: HttpServer, fleet: FleetConfig, listener: socket.socket | None) -> None:
+    if listener is None:
+        log.error("the control API does not listen on port %d yet: it is in use", fleet.control_port)
+    while listener is None:
+        await asyncio.sleep(STANDBY_S)
+        if server.should_exit:
+            return
+        listener = _control_listener(fleet, takes_over=True)
+    log.info("the control API also listens on %s", _url(listener))
+    await server.serve(sockets=[listener])
 
 
 async def _unless(hurry: asyncio.Event, work: Coroutine[Any, Any, None], then: Callable[[], object]) -> None:

@@ -121,7 +121,7 @@ class HeldRequests:
     ) -> Placed:
         """A replica for the request. QueueRefused or NoReplica when the queue is full or its budget is spent.
 
-        until: the request's own deadline. is_moved: it was at a replica before. is_accepted: see HeldQueue.add.
+        until: its own deadline. is_moved: it was at a replica before. is_accepted: see HeldQueue.add.
         """
         now = self._clock()
         waiter = _Waiter(prompt, failed, barred, now, until, is_accepted)

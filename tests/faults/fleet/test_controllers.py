@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import signal
+import socket
 import sqlite3
 import subprocess
 import sys
@@ -112,6 +113,10 @@ class Streams:
 @pytest.fixture
 def fleet(smollm2_path: Path, tmp_path: Path) -> Iterator[LiveFleet]:
     made = LiveFleet(tmp_path)
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        control = f'control_host = "127.0.0.1"\ncontrol_port = {probe.getsockname()[1]}\ndrain_s'
+    made.file.write_text(made.file.read_text().replace("drain_s", control))
     yield made
     made.close()
 
@@ -141,6 +146,10 @@ def test_a_standby_takes_over_from_a_killed_and_from_a_stopped_controller(fleet:
             second.send_signal(signal.SIGCONT)
             assert second.wait(4 * PATIENCE_S) == 1
             assert "lease passed to another controller" in controllers.log_of(second)
+
+            controllers.until(
+                lambda: "the control API also listens" in controllers.log_of(third), "its port is free"
+            )
 
             # The old one has touched nothing: not the replicas, not the routers, not the new one's socket.
             assert {id: fleet.pid_of(id) for id in fleet.serving_ids()} == replicas
