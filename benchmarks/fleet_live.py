@@ -29,6 +29,7 @@ from typing import Any
 os.environ.setdefault("ONEDNN_MAX_CPU_ISA", "AVX512_CORE_FP16")
 sys.path.insert(0, str(Path(__file__).parent))
 
+import msgspec
 import numpy as np
 from versus.live_fleet import LiveFleet, live_fleet
 from versus.open_load import Answer, OpenLoad, running
@@ -232,7 +233,7 @@ def _judge(load: str, concurrency: int, runs: dict[str, list[dict[str, float]]])
 
 
 async def predict(args: argparse.Namespace) -> dict[str, Any]:
-    """Step times are fitted on both replicas at once: in the fleet, too, they share the machine."""
+    """Step times are fitted on this fleet's replicas: on both at once, which share the machine, or on one."""
     limits = SchedulerLimits(
         step_tokens=256 + 32,
         prefill_chunk=256,
@@ -252,7 +253,7 @@ async def predict(args: argparse.Namespace) -> dict[str, Any]:
     }
     cases: list[dict[str, Any]] = []
     with live_fleet({"chat": {"source": MODEL, "replicas": 2}}, serve) as fleet:
-        fitted = fit_both(fleet, limits.max_context, args.fit_seconds)
+        fitted = fit(fleet, limits.max_context, args)
         setup = FleetSetup(limits, fitted.times, replicas=2, front=fitted.front, name_blocks=args.name_blocks)
         rate = capacity(setup, args)
         print(f"capacity by simulation: {rate:.2f} requests/s")
@@ -273,6 +274,8 @@ async def predict(args: argparse.Namespace) -> dict[str, Any]:
     return {
         "capacity": rate,
         "fit_notes": fitted.notes,
+        "fit_errors": [(one.trace, one.median, one.total) for one in fitted.times.errors],
+        "front": msgspec.to_builtins(fitted.front),
         "cases": cases,
         "errors": errors,
         "holds": max(errors.values()) <= ALLOWED,
@@ -314,17 +317,19 @@ def capacity(setup: FleetSetup, args: argparse.Namespace) -> float:
     return (len(ends) - 2 * fifth) / (ends[-fifth] - ends[fifth])
 
 
-def fit_both(fleet: LiveFleet, context: int, seconds: float) -> Measured:
-    urls = [one["url"] for one in fleet.serving("chat").values()]
+def fit(fleet: LiveFleet, context: int, args: argparse.Namespace) -> Measured:
+    urls = [one["url"] for one in fleet.serving("chat").values()][: 1 if args.fit == "one" else None]
     with ProcessPoolExecutor(len(urls), multiprocessing.get_context("spawn")) as pool:
         tasks = [
-            pool.submit(_fit_one, url, fleet.key, context, seconds, seed) for seed, url in enumerate(urls)
+            pool.submit(_fit_one, url, fleet.key, context, args.fit_seconds, seed)
+            for seed, url in enumerate(urls)
         ]
         found = [task.result() for task in tasks]
     steps = {f"{name} {number}": own for number, one in enumerate(found) for name, own in one.steps.items()}
     times = fit_step_times(steps, about={"model": MODEL})
     for error in times.errors:
         print(f"  held out {error.trace!r}: {error.median:.1%} median, {error.total:+.1%} in all")
+    print(f"  front: {found[0].front}")
     return Measured(times, found[0].front, steps, tuple(note for one in found for note in one.notes))
 
 
@@ -368,6 +373,7 @@ def parser_of() -> argparse.ArgumentParser:
         "--kv-tokens", type=int, default=6144, help="of a replica: not all prompts fit"
     )
     made["predict"].add_argument("--fit-seconds", type=float, default=90.0)
+    made["predict"].add_argument("--fit", choices=["both", "one"], default="both", help="replicas under load")
     made["predict"].add_argument("--seconds", type=float, default=90.0, help="of each load")
     made["predict"].add_argument("--loads", type=float, nargs="+", default=[0.3, 0.6, 0.8])
     made["predict"].add_argument("--name-blocks", type=int, default=4)

@@ -76,7 +76,7 @@ class Controllers:
 
 
 class Streams:
-    """Streams on end, four at a time, from a thread of their own, until told to stop."""
+    """Four streams at a time, in a separate thread, until told to stop."""
 
     def __init__(self, url: str) -> None:
         self._url, self._stop = url, False
