@@ -26,7 +26,7 @@ from ridgeline.fleet.router.demand import ModelBook
 from ridgeline.fleet.router.exchange import Exchange
 from ridgeline.fleet.router.held import HeldRequests, Placed
 from ridgeline.fleet.router.prompt_view import prompt_view
-from ridgeline.fleet.router.replica import Replica
+from ridgeline.fleet.router.replica import Replica, rest
 from ridgeline.fleet.router.replica_feed import ReplicaFeed
 from ridgeline.fleet.router.request import FleetRequest
 from ridgeline.fleet.routing.book import LoadBook
@@ -332,7 +332,7 @@ class FleetRouter:
 
     async def _tick(self) -> None:
         while True:
-            await asyncio.sleep(TICK_S)
+            await rest(TICK_S, self.replicas, self._clock)
             try:
                 self._look()
             except Exception:

@@ -7,8 +7,9 @@ come from it are ended here, and their requests go to another replica.
 
 from __future__ import annotations
 
+import asyncio
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Protocol
 
 from ridgeline.fleet.messages import ReplicaEntry
@@ -16,6 +17,8 @@ from ridgeline.proxy.breaker import Breaker, BreakerLimits, Pass
 from ridgeline.proxy.errors import Cause
 from ridgeline.proxy.origin import Origin, read_url
 from ridgeline.replica.messages import FeedLine, Load, Started
+
+PAUSED_S = 2.0  # a rest that takes this much longer: this process was paused or starved
 
 log = logging.getLogger(__name__)
 
@@ -90,6 +93,11 @@ class Replica:
     def is_silent(self, silent_s: float) -> bool:
         return self.has_feed and not self.is_lost and self._clock() - self._heard_at > silent_s
 
+    def excuse(self, seconds: float) -> None:
+        """This router could not hear it for this time."""
+        self._heard_at += seconds
+        self._progress_at += seconds
+
     # ── its requests ──
 
     def begin(self, request: Running) -> None:
@@ -113,3 +121,14 @@ class Replica:
     def end_running(self, cause: Cause) -> None:
         for request in list(self.running):
             request.replica_failed(cause)
+
+
+async def rest(seconds: float, replicas: Mapping[str, Replica], clock: Callable[[], float]) -> None:
+    """Sleep. After a pause of this process the silence was its own, and is not held against the replicas."""
+    before = clock()
+    await asyncio.sleep(seconds)
+    late_s = clock() - before - seconds
+    if late_s > PAUSED_S:
+        log.warning("the router itself stood still for %.1f s", late_s)
+        for replica in replicas.values():
+            replica.excuse(late_s)

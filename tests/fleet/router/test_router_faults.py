@@ -13,7 +13,7 @@ import pytest
 from ridgeline.fleet.messages import ModelEntry, ReplicaEntry
 from ridgeline.fleet.router.fleet_router import FleetRouter
 from ridgeline.fleet.router.held import HeldRequests, Hold, Placed
-from ridgeline.fleet.router.replica import Replica
+from ridgeline.fleet.router.replica import Replica, rest
 from ridgeline.fleet.router.request import FleetRequest
 from ridgeline.fleet.routing.prompt import PromptView
 from ridgeline.proxy.breaker import BreakerLimits
@@ -108,3 +108,22 @@ async def test_a_fault_while_a_table_is_read_does_not_end_the_link(
 async def _serves(router: FleetRouter) -> None:
     await until(lambda: router.book.candidates(MODEL), "a replica that takes requests")
     assert b'"text"' in await ask(router, request())
+
+
+@pytest.mark.parametrize(("paused_s", "is_silent"), [(0.0, True), (15.0, False)])
+async def test_a_router_that_was_paused_does_not_take_its_own_silence_for_a_replicas(
+    paused_s: float, is_silent: bool
+) -> None:
+    now = 0.0
+    entry = ReplicaEntry("r0", MODEL, "http://127.0.0.1:1", "ready", "", "")
+    replica = Replica(entry, BreakerLimits(), lambda: now, set())
+    now = 15.0 - paused_s  # silent since 0, longer than 10 s only by the pause in one of the two cases
+
+    async def resting() -> None:
+        await rest(0.0, {"r0": replica}, lambda: now)
+
+    task = asyncio.create_task(resting())
+    await asyncio.sleep(0)
+    now = 15.0
+    await task
+    assert replica.is_silent(10.0) is is_silent
