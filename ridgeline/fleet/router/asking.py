@@ -28,6 +28,7 @@ UNSENT = frozenset(("busy", "refused", "unresolved", "unreachable", "connect_tim
 FINAL = frozenset(("aborted", "total_timeout", "body_too_large", "head_too_large", "upload_lost", "busy"))
 # The replica is gone or stands still: its requests move, as many as it had.
 DEATHS = frozenset(("refused", "unreachable", "connect_timeout", "reset", "truncated", "no_progress"))
+EXECUTED = frozenset((500, 502, 504))  # the replica may have computed the request
 PASSING = frozenset((429, 500, 502, 503, 504))  # another replica may answer
 RESUMABLE = (RESUMABLE_HEADER.encode(), b"1")
 RESUME = (RESUME_HEADER.encode(), b"1")
@@ -182,7 +183,7 @@ class Asking:
             if status in PASSING and self.may_move(f"http_{status}", resuming):
                 return True
             raise RequestBroken("unresumable")
-        if status == 500 and not self.request.repeatable:
+        if status in EXECUTED and not self.request.repeatable:
             return False
         assert self.placed is not None
         self._next = self.means.place(self._prompt, {*self._failed_by, self.placed.replica.id})

@@ -81,14 +81,15 @@ class PodWatch:
                 self._lost_at, self.error = None, ""
                 await self._follow()
                 failures = 0
-            except ApiError as error:
-                if error.status == GONE:
+            except (ApiError, KeyError, TypeError) as error:
+                if isinstance(error, ApiError) and error.status == GONE:
                     self._version = ""
-                    continue
-                self.error = str(error)
-                if self._lost_at is None:
-                    self._lost_at = monotonic()
-                    logger.warning("no watch of the replicas' pods: %s", self.error)
+                else:
+                    malformed = f"an answer of the Kubernetes API is malformed: {error!r}"
+                    self.error = str(error) if isinstance(error, ApiError) else malformed
+                    if self._lost_at is None:
+                        self._lost_at = monotonic()
+                        logger.warning("no watch of the replicas' pods: %s", self.error)
             if self._lost_at is not None or monotonic() - began < 1.0:
                 await asyncio.sleep(backoff_s(FIRST_MS, LONGEST_MS, failures, rng))
                 failures = min(failures + 1, 16)

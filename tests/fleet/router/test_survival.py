@@ -208,6 +208,17 @@ async def test_a_5xx_goes_to_a_peer_and_a_4xx_does_not(stage: Stage) -> None:
     assert is_idle(router)
 
 
+@pytest.mark.parametrize("status", [500, 502, 504])
+async def test_a_request_that_may_have_run_is_not_sent_again_after_a_5xx(stage: Stage, status: int) -> None:
+    first, second = await stage.add(2)
+    first.status = second.status = status
+    router = await stage.router()
+    answer = await router.ask(request(repeatable=False))
+    assert answer.status == status
+    assert len(first.bodies) + len(second.bodies) == 1
+    answer.abort()
+
+
 async def test_a_client_that_leaves_frees_the_replica(stage: Stage) -> None:
     (first,) = await stage.add()
     first.gate = asyncio.Event()
