@@ -254,7 +254,7 @@ async def predict(args: argparse.Namespace) -> dict[str, Any]:
     cases: list[dict[str, Any]] = []
     with live_fleet({"chat": {"source": MODEL, "replicas": 2}}, serve) as fleet:
         fitted = fit(fleet, limits.max_context, args)
-        setup = FleetSetup(limits, fitted.times, replicas=2, front=fitted.front, name_blocks=args.name_blocks)
+        setup = FleetSetup(limits, fitted.times, replicas=2, front=fitted.front)
         rate = capacity(setup, args)
         print(f"capacity by simulation: {rate:.2f} requests/s")
         for number, load in enumerate(args.loads):
@@ -372,11 +372,15 @@ def parser_of() -> argparse.ArgumentParser:
     made["prefix"].add_argument(
         "--kv-tokens", type=int, default=6144, help="of a replica: not all prompts fit"
     )
-    made["predict"].add_argument("--fit-seconds", type=float, default=90.0)
+    made["predict"].add_argument(
+        "--fit-seconds",
+        type=float,
+        default=90.0,
+        help="below 60, too few requests run alone to fit the front",
+    )
     made["predict"].add_argument("--fit", choices=["both", "one"], default="both", help="replicas under load")
     made["predict"].add_argument("--seconds", type=float, default=90.0, help="of each load")
     made["predict"].add_argument("--loads", type=float, nargs="+", default=[0.3, 0.6, 0.8])
-    made["predict"].add_argument("--name-blocks", type=int, default=4)
     return parser
 
 
