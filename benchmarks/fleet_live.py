@@ -41,7 +41,8 @@ from ridgeline.lab.bench.config import BenchConfig, ClosedLoop, OpenLoop
 from ridgeline.lab.bench.figures.record import RequestRecord
 from ridgeline.lab.bench.run import in_loop, run_bench
 from ridgeline.lab.perfmodel.fit_steps import fit_step_times
-from ridgeline.lab.simulate.fleet import FleetSetup, simulate_fleet
+from ridgeline.lab.simulate.fleet.loop import simulate_fleet
+from ridgeline.lab.simulate.fleet.setup import FleetSetup
 from ridgeline.lab.simulate.measure import Measured, measure_steps
 from ridgeline.lab.traffic.arrivals import parse_arrivals
 from ridgeline.lab.traffic.lengths import parse_lengths

@@ -23,9 +23,10 @@ from ridgeline.fleet.config_models import LimitsConfig
 from ridgeline.lab.hardware.find_chip import find_chip
 from ridgeline.lab.perfmodel.analytic import Deployment
 from ridgeline.lab.perfmodel.analytic_times import analytic_times
-from ridgeline.lab.simulate.fleet import FleetSetup, simulate_fleet
 from ridgeline.lab.simulate.fleet.compare import compare, mean_of
+from ridgeline.lab.simulate.fleet.loop import simulate_fleet
 from ridgeline.lab.simulate.fleet.report import report
+from ridgeline.lab.simulate.fleet.setup import FleetSetup
 from ridgeline.lab.slo import parse_slo
 from ridgeline.lab.traffic.operations import first, scaled
 from ridgeline.lab.traffic.request import Traffic

@@ -48,9 +48,10 @@ from ridgeline.lab.perfmodel.fit_steps import error_on, fit_step_times
 from ridgeline.lab.perfmodel.front_times import FrontTimes
 from ridgeline.lab.perfmodel.step_times import StepTimes
 from ridgeline.lab.plan.times import FITTED_SPREAD
-from ridgeline.lab.simulate import SimulatedRun, simulate
 from ridgeline.lab.simulate.collect import collect_steps
+from ridgeline.lab.simulate.loop import simulate
 from ridgeline.lab.simulate.measure import Measured, measure_steps
+from ridgeline.lab.simulate.run import SimulatedRun
 from ridgeline.lab.traffic.operations import at_rate, clipped, first, window
 from ridgeline.lab.traffic.request import Traffic
 from ridgeline.lab.traffic.traces import read_azure

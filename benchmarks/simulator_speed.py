@@ -19,7 +19,7 @@ from ridgeline.engine.plan.intake import SchedulerLimits
 from ridgeline.lab.hardware.find_chip import find_chip
 from ridgeline.lab.perfmodel.analytic import Deployment
 from ridgeline.lab.perfmodel.analytic_times import analytic_times
-from ridgeline.lab.simulate import simulate
+from ridgeline.lab.simulate.loop import simulate
 from ridgeline.lab.traffic.traces import read_azure
 from ridgeline.models.spec.find_spec import find_spec
 

@@ -12,7 +12,7 @@ from ridgeline.engine.plan.scheduler import Scheduler
 from ridgeline.engine.plan.step import RowResult, Sampled, StepPlan, StepResult
 from ridgeline.engine.run.core import EngineCore
 from ridgeline.lab.perfmodel.step_times import StepTimes, Terms
-from ridgeline.lab.simulate import simulate
+from ridgeline.lab.simulate.loop import simulate
 from ridgeline.lab.simulate.prompts import TokenPrompts
 from ridgeline.lab.traffic.request import PlannedRequest, Traffic
 

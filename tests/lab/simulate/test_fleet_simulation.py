@@ -11,9 +11,10 @@ from ridgeline.engine.plan.intake import SchedulerLimits
 from ridgeline.fleet.config_models import LimitsConfig, RolloutConfig, ScalingConfig
 from ridgeline.lab.errors import BadInput
 from ridgeline.lab.perfmodel.step_times import StepTimes, Terms
-from ridgeline.lab.simulate import simulate
-from ridgeline.lab.simulate.fleet import FleetSetup, simulate_fleet
 from ridgeline.lab.simulate.fleet import loop as fleet_loop
+from ridgeline.lab.simulate.fleet.loop import simulate_fleet
+from ridgeline.lab.simulate.fleet.setup import FleetSetup
+from ridgeline.lab.simulate.loop import simulate
 from ridgeline.lab.slo import parse_slo
 from ridgeline.lab.traffic.request import PlannedRequest, Traffic
 

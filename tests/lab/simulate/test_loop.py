@@ -14,7 +14,7 @@ from ridgeline.engine.plan.intake import SchedulerLimits
 from ridgeline.lab.errors import BadInput
 from ridgeline.lab.perfmodel.front_times import FrontTimes
 from ridgeline.lab.perfmodel.step_times import HostTimes, StepTimes, Terms
-from ridgeline.lab.simulate import simulate
+from ridgeline.lab.simulate.loop import simulate
 from ridgeline.lab.traffic.request import PlannedRequest, Traffic
 
 LIMITS = SchedulerLimits(

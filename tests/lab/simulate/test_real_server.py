@@ -13,7 +13,8 @@ from ridgeline.lab.perfmodel import stored
 from ridgeline.lab.perfmodel.front_times import FrontTimes
 from ridgeline.lab.perfmodel.step_times import StepTimes, Terms, TraceError
 from ridgeline.lab.perfmodel.stored import kept_times
-from ridgeline.lab.simulate import measure, simulate
+from ridgeline.lab.simulate import measure
+from ridgeline.lab.simulate.loop import simulate
 from ridgeline.lab.simulate.measure import TrafficPhase, fit_server
 from ridgeline.lab.traffic.request import PlannedRequest, Traffic
 from tests.conftest import LiveServer

@@ -3,9 +3,3 @@
 Replicas are simulated engines with the lab's step times. Up to EXACT_REPLICAS each one is simulated; larger
 fleets are projected from a part of that size, and the result says so.
 """
-
-from ridgeline.lab.simulate.fleet.loop import simulate_fleet
-from ridgeline.lab.simulate.fleet.result import FleetRun
-from ridgeline.lab.simulate.fleet.setup import EXACT_REPLICAS, FleetSetup
-
-__all__ = ["EXACT_REPLICAS", "FleetRun", "FleetSetup", "simulate_fleet"]
