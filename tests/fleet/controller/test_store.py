@@ -30,7 +30,7 @@ asyncio.run(main())
 """
 
 STOP_INSIDE_A_WRITE = """
-import asyncio, os, pathlib, signal, sys
+import asyncio, os, pathlib, signal, sys, time
 from ridgeline.fleet.controller.store import FleetStore
 async def main():
     store = FleetStore(pathlib.Path(sys.argv[1]))
@@ -40,6 +40,7 @@ async def main():
         yield "UPDATE fleet_lease SET renewals = renewals + 1", ()
         print("inside", flush=True)
         os.kill(os.getpid(), signal.SIGSTOP)
+        time.sleep(600)  # another thread may take the signal: this one must not go on to commit
     await store._write(work())
 asyncio.run(main())
 """
