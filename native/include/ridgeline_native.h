@@ -9,7 +9,7 @@
 extern "C" {
 #endif
 
-#define RL_ABI_VERSION 6
+#define RL_ABI_VERSION 7
 #define RL_BLOCK_TOKENS 16 /* tokens of a KV block */
 #define RL_PANEL 16        /* output rows side by side in a packed matrix */
 #define RL_GROUP 32        /* weights of a row that share a scale */
@@ -29,7 +29,12 @@ enum rl_format {
   RL_Q6_K = 8,  /* 6 bits, 8-bit scale per 16, half-precision unit of it per 256, minimum = -32 · scale (GGUF Q6_K) */
 };
 
-enum rl_kv_format { RL_KV_F32 = 0, RL_KV_BF16 = 1, RL_KV_INT8 = 2 /* a float scale per token and head */ };
+enum rl_kv_format {
+  RL_KV_F32 = 0,
+  RL_KV_BF16 = 1,
+  RL_KV_INT8 = 2, /* a float scale per token and head */
+  RL_KV_INT4 = 3, /* a bfloat16 scale and minimum per token and head */
+};
 enum rl_activation { RL_SILU = 0, RL_GELU_TANH = 1, RL_GELU_ERF = 2, RL_RELU = 3 };
 
 /* What differs between families, as tags. */
@@ -121,6 +126,7 @@ typedef struct {
 /* One step: rows (sequences) packed one after the other along the token axis. */
 typedef struct {
   int32_t num_tokens, num_rows, num_logits, table_width;
+  int32_t deterministic;       /* this step with the arithmetic of a deterministic model: that of a single row */
   const int32_t* token_ids;    /* [num_tokens] */
   const int32_t* positions;    /* [num_tokens], consecutive inside a row */
   const int32_t* query_starts; /* [num_rows + 1] */

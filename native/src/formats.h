@@ -38,8 +38,10 @@ inline bool has_float_scales(int format) { return format == RL_Q8_FM; }
 inline bool has_minima(int format) { return format == RL_Q4_HM || format == RL_Q4_K || format == RL_Q8_FM; }
 // Without stored minima, the minimum is this times the scale: what q = 0 stands for.
 inline float zero_point(int format) { return is_four_bit(format) ? -8.0f : format == RL_Q6_K ? -32.0f : -128.0f; }
-// The same for the kernels that add it to q: only weights with a scale per group and no minima.
-constexpr int32_t group_offset(int format) { return format == RL_Q4_H ? -8 : format == RL_Q8_H ? -128 : 0; }
+// The same for the kernels that add it to q: only weights with a scale per group or half group, and no minima.
+constexpr int32_t group_offset(int format) {
+  return format == RL_Q4_H ? -8 : format == RL_Q6_K ? -32 : format == RL_Q8_H ? -128 : 0;
+}
 
 inline int padded_k(int k) { return round_up(k, kGroup); }
 inline int num_panels(int n) { return (n + kPanel - 1) / kPanel; }

@@ -25,6 +25,8 @@ constexpr bool has_row_scale(InputKind kind) { return kind == InputKind::Int16Pe
 constexpr int32_t multiplied_offset(InputKind kind, int format) {
   return kind == InputKind::Int8Expanded ? -128 : group_offset(format);
 }
+// Q6_K has a scale per 16 weights, so that its kernels need the sums of both halves of a group.
+constexpr int sums_per_group(InputKind kind, int format) { return format == RL_Q6_K && kind != InputKind::Int8Expanded ? 2 : 1; }
 constexpr bool has_two_limbs(InputKind kind) { return kind == InputKind::Int16 || has_row_scale(kind); }
 
 constexpr int kRowsForExpanding = 96;  // to bytes; fewer rows do not pay for it
@@ -57,22 +59,32 @@ struct Inputs {
   uint8_t* high;   // the values, or their high limbs
   uint8_t* low;    // low limbs
   float* scales;   // [tile][group][row of the tile]
-  float* sums;     // sum of the group's inputs, laid out like the scales; with an offset: of their integers, times it
+  float* sums;     // [tile][group][part][row]: sum of the part's inputs; with an offset: of their integers, times it
   int32_t offset;  // weights are scale · (q + offset) as they are multiplied; 0: they have separate minima
+  int parts;       // of a group, with a sum each: 1 or 2
 };
 
 // What the attention of one KV head of one sequence reads. Blocks hold 16 tokens:
 //   F32   keys [head_dim][16], values [16][head_dim]
 //   BF16  keys [head_dim / 2][16][2], values [8][head_dim][2]
 //   INT8  keys [head_dim / 4][16][4], values [4][head_dim][4], offset by 128; a scale per token: [16] floats
+//   INT4  two elements a byte, both of one token: of 8 neighbours of a key the first 4 in the low halves, of 16 of a value
+//         the first 8. keys [head_dim / 8][16][4], values [4][head_dim / 16][8][4]; per token a minimum (low half) and a
+//         scale (high half) in bfloat16: [16] words
 // head_dim is padded to a multiple of 16.
 struct KvHead {
   int format, head_dim;
   const uint8_t *keys, *values;                  // of this head in block 0
-  const float *key_scales, *value_scales;        // INT8
+  const float *key_scales, *value_scales;        // INT8, INT4
   size_t block_bytes, scale_stride;              // from one block to the next: bytes, floats
   const int32_t* block_table;
 };
+
+// Bytes of the keys, or of the values, of one head in one block.
+constexpr size_t kv_bytes(int format, int head_dim) {
+  const size_t bits = format == RL_KV_F32 ? 32 : format == RL_KV_BF16 ? 16 : format == RL_KV_INT8 ? 8 : 4;
+  return size_t(head_dim) * kBlock * bits / 8;
+}
 
 struct AttentionRow {
   const float* query;

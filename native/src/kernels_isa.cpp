@@ -35,7 +35,7 @@ inline InputKind input_kind(int format, int rows, bool deterministic) {
   if (!deterministic && amx_pays(format, rows)) return format == RL_Q8_C ? InputKind::Int16Rows : InputKind::Bf16Rows;
 #endif
 #if defined(RL_EXPANDS_TO_BYTES)
-  if (!deterministic && is_four_bit(format) && rows >= kRowsForExpanding) return InputKind::Int8Expanded;
+  if (!deterministic && (is_four_bit(format) || format == RL_Q6_K) && rows >= kRowsForExpanding) return InputKind::Int8Expanded;
 #endif
   if (format == RL_BF16) return InputKind::Bf16;
   if (format == RL_Q8_C) return InputKind::Int16PerRow;

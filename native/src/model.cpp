@@ -40,13 +40,12 @@ std::vector<rl_matrix*> matrices_of(rl_layer& layer) {
 void take_cache(rl_model& m) {
   const rl_decoder& d = m.spec;
   m.padded_dim = round_up(d.head_dim, 16);
-  const size_t element = d.kv_format == RL_KV_F32 ? 4 : d.kv_format == RL_KV_BF16 ? 2 : 1;
-  m.head_bytes = size_t(m.padded_dim) * kBlock * element;
+  m.head_bytes = kv_bytes(d.kv_format, m.padded_dim);
   m.block_bytes = 2 * m.head_bytes * size_t(d.kv_heads) * size_t(d.num_layers);
   // An odd number of cache lines: else one head's blocks would fall into the same few sets of the caches.
   if (m.block_bytes / 64 % 2 == 0) m.block_bytes += 64;
   m.cache = Memory(size_t(d.num_blocks) * m.block_bytes);
-  m.block_scales = d.kv_format == RL_KV_INT8 ? size_t(2 * d.kv_heads * kBlock) * size_t(d.num_layers) : 0;
+  m.block_scales = d.kv_format >= RL_KV_INT8 ? size_t(2 * d.kv_heads * kBlock) * size_t(d.num_layers) : 0;
   m.cache_scales = Memory(size_t(d.num_blocks) * m.block_scales * sizeof(float));
 }
 
@@ -94,13 +93,13 @@ void take_buffers(rl_model& m) {
   m.input_high = Memory((values + 16 * widest) * 4);
   m.input_low = Memory(values + 16 * widest);
   m.input_scales = Memory(values / kGroup * 4);
-  m.input_sums = Memory(values / kGroup * 4);
+  m.input_sums = Memory(values / kGroup * 2 * 4);  // up to two of a group
   m.panel_scratch = round_up64(m.kernels->panel_scratch_bytes(int(widest)));
   m.normed_offset = m.panel_scratch + 2 * tokens * kPanel * 4;
   m.own_inputs_offset = m.normed_offset + widest * 4;
   const size_t own_values = widest * size_t(m.kernels->own_rows);
   for (int i = 0; i < m.pool->size(); i++)
-    m.scratch.emplace_back(m.own_inputs_offset + own_values * 5 + 2 * own_values / kGroup * 4);
+    m.scratch.emplace_back(m.own_inputs_offset + own_values * 5 + 3 * own_values / kGroup * 4);
 }
 
 }  // namespace

@@ -105,7 +105,7 @@ std::string decoder_flaw(const rl_decoder& d) {
   if (d.heads % d.kv_heads) return "the heads cannot share the KV heads evenly";
   for (int k : {d.hidden, d.heads * d.head_dim})
     if (k % kGroup && k > (1 << 14)) return "rows of " + std::to_string(k) + " weights are no whole groups of 32";
-  if (d.kv_format < RL_KV_F32 || d.kv_format > RL_KV_INT8) return "no such KV format: " + std::to_string(d.kv_format);
+  if (d.kv_format < RL_KV_F32 || d.kv_format > RL_KV_INT4) return "no such KV format: " + std::to_string(d.kv_format);
   if (d.norm_kind != RL_RMS_NORM && d.norm_kind != RL_LAYER_NORM) return "no such norm: " + std::to_string(d.norm_kind);
   if (!d.layers || !d.final_norm.weight) return "layers or the final norm are missing";
   std::string flaw = norm_flaw("final_norm", d, d.final_norm);

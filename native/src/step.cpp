@@ -16,7 +16,7 @@ constexpr int kPhasesPerLayer = 24;
 Step::Step(rl_model& model, const rl_step& step, float* logits, int32_t* best)
     : m_(model), spec_(model.spec), k_(*model.kernels), step_(step), logits_(logits), best_(best),
       bests_(best ? size_t(model.pool->size()) * size_t(step.num_logits) : 0),
-      decodes_only_(step.num_tokens == step.num_rows), phases_(size_t(kPhasesPerLayer) * spec_.num_layers + 8) {
+      deterministic_(model.spec.deterministic || step.deterministic), decodes_only_(step.num_tokens == step.num_rows), phases_(size_t(kPhasesPerLayer) * spec_.num_layers + 8) {
   plan_attention();
 }
 

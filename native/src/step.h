@@ -89,11 +89,12 @@ class Step {
 
   // The form of `count` rows for these weights, in the memory that all threads share.
   Inputs shared_inputs(const rl_matrix& w, int count) const {
-    return shared_inputs(w, count, k_.input_kind(w.format, count, spec_.deterministic));
+    return shared_inputs(w, count, k_.input_kind(w.format, count, deterministic_));
   }
   Inputs shared_inputs(const rl_matrix& w, int count, InputKind kind) const {
     return {kind, Tiling(count, k_.tile_rows), padded_k(w.k), m_.input_high.data(), m_.input_low.data(),
-            m_.input_scales.floats(), m_.input_sums.floats(), multiplied_offset(kind, w.format)};
+            m_.input_scales.floats(), m_.input_sums.floats(), multiplied_offset(kind, w.format),
+            sums_per_group(kind, w.format)};
   }
 
   // The same in this thread's own memory, for a single tile.
@@ -175,6 +176,7 @@ class Step {
   float* logits_;
   int32_t* best_;
   std::vector<Best> bests_;  // [thread][row of logits], if wanted
+  const bool deterministic_;  // the model, or this step alone
   const bool decodes_only_;
   std::vector<Phase> phases_;
 };

@@ -73,7 +73,7 @@ void Step::attend(int index, const AttentionUnit& unit) {
   AttentionRow rows[kAttentionRows];
   int count = 0;
   auto flush = [&](float** targets) {
-    k_.attend(kv, rows, count, layer.attention_scale, layer.attention_softcap, spec_.deterministic);
+    k_.attend(kv, rows, count, layer.attention_scale, layer.attention_softcap, deterministic_);
     for (int r = 0; r < count; r++) std::memcpy(targets[r], outs[r], size_t(dim) * 4);
     count = 0;
   };

@@ -1,7 +1,7 @@
 // Experts of a step: the router's choice, then each chosen expert's weights read once for all tokens that chose it.
 //
-// Entries (a token and one of its experts) are ordered by expert. A token's sum runs over its experts in the order of its own
-// choice, and the form of an expert's inputs follows from the number of the step's rows: so a token's result does not depend
+// Entries (a token and one of its experts) are ordered by expert. A token's sum runs over its experts in the order in
+// which it chose them, and the form of an expert's inputs follows from the number of the step's rows: so a token's result does not depend
 // on which experts the other tokens chose.
 #include <cmath>
 #include <cstring>
@@ -106,13 +106,13 @@ void Step::each_expert_run(const rl_experts& e, const rl_matrix& w, int units, P
   const ExpertBuffers& x = m_.experts;
   const int most = std::min(e.num, at.rows * e.per_token);  // of experts that may be chosen
   const int expected = at.rows == 1 ? 1 : std::max(2, at.rows * e.per_token / e.num);
-  const InputKind kind = k_.input_kind(w.format, expected, spec_.deterministic);
+  const InputKind kind = k_.input_kind(w.format, expected, deterministic_);
   auto inputs_of = [&](int expert) {
     const size_t first = size_t(x.first[size_t(expert)]);
     Inputs in = shared_inputs(w, x.first[size_t(expert) + 1] - int(first), kind);
     in.high += first * size_t(in.k) * size_t(kind == InputKind::Float ? 4 : kind == InputKind::Bf16 || kind == InputKind::Bf16Rows ? 2 : 1);
     in.low += first * size_t(in.k);
-    in.scales += first * size_t(in.k / kGroup), in.sums += first * size_t(in.k / kGroup);
+    in.scales += first * size_t(in.k / kGroup), in.sums += first * size_t(in.k / kGroup) * size_t(in.parts);
     return in;
   };
   auto prepare = [&](const Inputs& in, int expert, int tile) {

@@ -4,6 +4,9 @@
 // change its result. Tolerances are derived where they are computed (`expected`), from the case's own numbers.
 #pragma once
 #include <algorithm>
+#include <cmath>
+#include <cstring>
+#include <tuple>
 #include <utility>
 #include <vector>
 
@@ -30,8 +33,7 @@ class Cache {
     for (int i = 0; i < blocks; i++) table_.push_back(i);
     for (int i = blocks - 1; i > 0; i--) std::swap(table_[i], table_[random.integer(0, i)]);
     table_.resize(size_t(needed));
-    const size_t element = format == RL_KV_F32 ? 4 : format == RL_KV_BF16 ? 2 : 1;
-    const size_t head_bytes = size_t(padded) * kBlock * element;
+    const size_t head_bytes = ridgeline::kv_bytes(format, padded);
     key_memory_ = Aligned<uint8_t>(head_bytes * heads * blocks);
     value_memory_ = Aligned<uint8_t>(head_bytes * heads * blocks);
     key_scales_ = Aligned<float>(size_t(kBlock) * heads * blocks);
@@ -59,6 +61,24 @@ class Cache {
     const float* row = &rows[size_t(token) * dim];
     if (kv.format == RL_KV_INT8) return as_steps(row, dim, 127.0f, out);
     for (int i = 0; i < dim; i++) out[i] = kv.format == RL_KV_BF16 ? as_bf16(row[i]) : row[i];
+    if (kv.format != RL_KV_INT4) return;
+    const auto [start, step] = range(rows, token);
+    for (int i = 0; i < dim; i++) out[i] = start + step * (step > 0 ? std::nearbyint(float(row[i] - float(start)) * (1.0f / float(step))) : 0);
+  }
+
+  // INT4: a token's minimum, not above any of its values, and its step, both as bfloat16. Padding counts as zeros.
+  std::pair<double, double> range(const std::vector<float>& rows, int token) const {
+    const float* row = &rows[size_t(token) * dim];
+    float low = *std::min_element(row, row + dim), high = *std::max_element(row, row + dim);
+    if (padded > dim) low = std::min(low, 0.0f), high = std::max(high, 0.0f);
+    float start = float(as_bf16(low));
+    if (start > low) {  // the next one below
+      uint32_t bits;
+      std::memcpy(&bits, &start, 4);
+      bits = start > 0 ? bits - 0x10000 : start < 0 ? bits + 0x10000 : 0x80010000;
+      std::memcpy(&start, &bits, 4);
+    }
+    return {start, as_bf16((high - start) / 15.0f)};
   }
 
  private:
@@ -101,9 +121,11 @@ struct Expected {
 
 inline Expected expected(const Cache& cache, const Row& row, float scale, float cap) {
   const int dim = cache.dim, tokens = row.last - row.first + 1;
-  const bool bytes = cache.kv.format == RL_KV_INT8, bf16 = cache.kv.format == RL_KV_BF16;
+  const bool int4 = cache.kv.format == RL_KV_INT4, bytes = cache.kv.format == RL_KV_INT8 || int4;
+  const bool bf16 = cache.kv.format == RL_KV_BF16;
   std::vector<double> query(static_cast<size_t>(dim)), key(query), weight(static_cast<size_t>(tokens));
   std::vector<double> values(size_t(tokens) * dim), value_step(static_cast<size_t>(tokens));
+  std::vector<double> start(value_step), span(value_step);  // of the numbers that are multiplied: their zero, their range
   if (bytes) as_steps(row.query.data(), dim, 16256.0f, query.data());
   for (int i = 0; i < dim && !bytes; i++) query[i] = bf16 ? as_bf16(row.query[i]) : row.query[i];
 
@@ -116,6 +138,11 @@ inline Expected expected(const Cache& cache, const Row& row, float scale, float 
       score += query[i] * key[i], sizes += std::fabs(query[i] * key[i]);
       key_most = std::max(key_most, std::fabs(key[i])), query_sizes += std::fabs(query[i]);
       value_step[t] = std::max(value_step[t], std::fabs(values[size_t(t) * dim + i]) / 127);
+    }
+    span[t] = 255 * value_step[t];
+    if (int4) {
+      std::tie(start[t], value_step[t]) = cache.range(cache.values, row.first + t);
+      span[t] = 15 * value_step[t] + std::fabs(start[t]);
     }
     // A float sum rounds twice per term. Bytes are summed exactly, but offset by 128, which is as much as they can be.
     const double error = bytes ? 8 * kUnit * query_sizes * 2 * key_most : (2 * dim + 2) * kUnit * sizes;
@@ -133,14 +160,14 @@ inline Expected expected(const Cache& cache, const Row& row, float scale, float 
   double largest_weight = 0, offset = 0;
   for (int t = 0; t < tokens; t++) {
     largest_weight = std::max(largest_weight, weight[t] / total * value_step[t]);
-    offset += weight[t] / total * value_step[t] * 255;
+    offset += weight[t] / total * span[t];
   }
   for (int i = 0; i < dim; i++) {
     double sizes = 0, steps = 0;
     for (int t = 0; t < tokens; t++) {
       const double v = values[size_t(t) * dim + i];
       e.out[i] += weight[t] / total * v, sizes += weight[t] / total * std::fabs(v);
-      steps += value_step[t] > 0 ? std::fabs(v) / value_step[t] : 0;
+      steps += value_step[t] > 0 ? std::fabs(v - start[t]) / value_step[t] : 0;
     }
     e.tolerance[i] = share * sizes + 1e-30;
     // Weights are rounded to bf16; or times the values' scales to steps of the largest of their chunk's.
@@ -193,7 +220,7 @@ inline void check_case(const Kernels& kernels, const Case& c) {
 inline void attention_is_right_for_every_shape(const Kernels& kernels) {
   const int borders[] = {1, 2, 15, 16, 17, 31, 33, 63, 64, 65, 79, 81, 127, 128, 129, 193, 260};
   uint64_t seed = 1;
-  for (int format : {RL_KV_F32, RL_KV_BF16, RL_KV_INT8}) {
+  for (int format : {RL_KV_F32, RL_KV_BF16, RL_KV_INT8, RL_KV_INT4}) {
     for (int dim : {8, 10, 16, 18, 32, 40, 64, 80, 96, 128, 192, 256})
       for (int round = 0; round < (kUnderThreadSanitizer ? 1 : 5); round++, seed++) {
         Random random(seed);
@@ -211,7 +238,7 @@ inline void attention_is_right_for_every_shape(const Kernels& kernels) {
 // Memory a row attends to that holds NaN must show in its result.
 inline void what_is_broken_and_attended_to_shows(const Kernels& kernels) {
   const int dim = 32, context = 130;
-  for (int format : {RL_KV_F32, RL_KV_BF16, RL_KV_INT8})
+  for (int format : {RL_KV_F32, RL_KV_BF16, RL_KV_INT8, RL_KV_INT4})
     for (float cap : {0.0f, 20.0f})
       for (int token = 0; token < context; token += kUnderThreadSanitizer ? 9 : 1) {
         Random random{uint64_t(token)};
@@ -237,7 +264,7 @@ inline void what_is_broken_and_attended_to_shows(const Kernels& kernels) {
 
 inline void many_broken_keys_show_as_one_does(const Kernels& kernels) {
   const int dim = 16, context = 200;
-  for (int format : {RL_KV_F32, RL_KV_BF16, RL_KV_INT8})
+  for (int format : {RL_KV_F32, RL_KV_BF16, RL_KV_INT8, RL_KV_INT4})
     for (int round = 0; round < 24; round++) {
       Random random{uint64_t(round)};
       Cache cache(kernels, random, format, dim, context);
@@ -254,7 +281,7 @@ inline void many_broken_keys_show_as_one_does(const Kernels& kernels) {
 
 inline void a_broken_query_breaks_its_own_row_alone(const Kernels& kernels) {
   const int dim = 24, context = 70;
-  for (int format : {RL_KV_F32, RL_KV_BF16, RL_KV_INT8})
+  for (int format : {RL_KV_F32, RL_KV_BF16, RL_KV_INT8, RL_KV_INT4})
     for (int at = 0; at < dim; at++) {
       Random random{uint64_t(at)};
       const Cache cache(kernels, random, format, dim, context);
@@ -271,7 +298,7 @@ inline void a_broken_query_breaks_its_own_row_alone(const Kernels& kernels) {
 
 // Scores far apart, ties, and zeros: where an online softmax overflows, divides by nothing or loses its maximum.
 inline void steep_and_flat_scores_are_right(const Kernels& kernels) {
-  for (int format : {RL_KV_F32, RL_KV_BF16, RL_KV_INT8})
+  for (int format : {RL_KV_F32, RL_KV_BF16, RL_KV_INT8, RL_KV_INT4})
     for (float size : {0.0f, 1e-20f, 30.0f, 300.0f})
       for (int round = 0; round < 4; round++) {
         Random random{uint64_t(round)};

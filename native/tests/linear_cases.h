@@ -34,7 +34,7 @@ inline std::vector<InputKind> kinds_of(const Kernels& kernels, int format, bool 
   if (format == RL_BF16) kinds = {InputKind::Bf16};
   else if (format == RL_Q8_C) kinds = {InputKind::Int16PerRow};
   else kinds = {InputKind::Int8, InputKind::Int16};
-  if (ridgeline::is_four_bit(format) && expands_to_bytes(kernels)) kinds.push_back(InputKind::Int8Expanded);
+  if ((ridgeline::is_four_bit(format) || format == RL_Q6_K) && expands_to_bytes(kernels)) kinds.push_back(InputKind::Int8Expanded);
   if (amx && format != RL_Q6_K) kinds.push_back(format == RL_Q8_C ? InputKind::Int16Rows : InputKind::Bf16Rows);
   return kinds;
 }
@@ -44,9 +44,9 @@ class Prepared {
  public:
   Prepared(const Kernels& kernels, int format, InputKind kind, const std::vector<float>& x, int k, int rows)
       : k_(padded_k(k)), high_(bytes(kind, rows) * (kind == InputKind::Float ? 4 : is_bf16(kind) ? 2 : 1)),
-        low_(bytes(kind, rows)), scales_(size_t(rows) * k_ / kGroup), sums_(size_t(rows) * k_ / kGroup),
+        low_(bytes(kind, rows)), scales_(size_t(rows) * k_ / kGroup), sums_(size_t(rows) * k_ / kGroup * ridgeline::sums_per_group(kind, format)),
         inputs{kind, ridgeline::Tiling(rows, kernels.tile_rows), k_, high_.data(), low_.data(), scales_.data(),
-               sums_.data(), ridgeline::multiplied_offset(kind, format)} {
+               sums_.data(), ridgeline::multiplied_offset(kind, format), ridgeline::sums_per_group(kind, format)} {
     for (int row = 0; row < rows; row++) {
       Aligned<float> values(static_cast<size_t>(k));  // on its own, so that a sanitizer sees a read beyond the row
       std::copy(x.begin() + size_t(row) * k, x.begin() + size_t(row + 1) * k, values.data());
@@ -125,7 +125,8 @@ inline Expected dot(int format, InputKind kind, const float* w, const std::vecto
   }
   // Floats: a product and a sum for each input. Quantized: exact inside a group, then both parts are rounded and added.
   const bool by_group = ridgeline::is_quantized(format) && kind != InputKind::Bf16Rows;
-  return {value, by_group ? (2 * groups + 8) * kUnit * spread : (2 * k + 4) * kUnit * sizes + 1e-30};
+  const int sums = format == RL_Q6_K ? 2 * groups : groups;  // it has a scale per half group
+  return {value, by_group ? (2 * sums + 8) * kUnit * spread : (2 * k + 4) * kUnit * sizes + 1e-30};
 }
 
 struct Case {

@@ -28,6 +28,7 @@ struct Tolerance {
   Tolerance(int format, int kv_format, bool eight_bits) {
     if (kv_format == RL_KV_BF16) reference += 1e-2, portable += 5e-3;
     if (kv_format == RL_KV_INT8) reference += 2e-2, portable += 1e-3;
+    if (kv_format == RL_KV_INT4) reference += 3e-1, portable += 1e-2;
     if (format == RL_BF16) reference += 1.5e-2, portable += 5e-3;
     else if (format != RL_F32 && eight_bits && format != RL_Q8_C) reference += 6e-2, portable += 2e-2;
     else if (format != RL_F32) reference += 1e-3, portable += 1e-3;  // inputs of 15 bits
@@ -59,7 +60,7 @@ int main() {
   const std::string isa = isa_under_test();
   uint64_t seed = 100;
   for (int format : kFormats)
-    for (int kv_format : {RL_KV_F32, RL_KV_BF16, RL_KV_INT8})
+    for (int kv_format : {RL_KV_F32, RL_KV_BF16, RL_KV_INT8, RL_KV_INT4})
       for (bool deterministic : {true, false})
         if (seed++; !kUnderThreadSanitizer || seed % 5 == 0) check(isa, format, kv_format, deterministic, seed);
   for (int i = 0; i < (kUnderThreadSanitizer ? 2 : 40); i++) check(isa, RL_F32, RL_KV_F32, i % 2, ++seed);  // the strictest

@@ -46,7 +46,7 @@ struct Scene {
 template <class Case>
 void each_scene(Case check) {
   uint64_t seed = 1;
-  for (int kv_format : {RL_KV_F32, RL_KV_BF16, RL_KV_INT8})
+  for (int kv_format : {RL_KV_F32, RL_KV_BF16, RL_KV_INT8, RL_KV_INT4})
     for (bool deterministic : {true, false})
       for (float poison : {NAN, INFINITY}) {
         Scene scene(seed++, kv_format, deterministic, poison);

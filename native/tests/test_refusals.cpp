@@ -38,7 +38,7 @@ void tables_that_do_not_fit_are_refused() {
       {"head size|odd head", [](TinyModel& t) { t.decoder.head_dim = 7; }},
       {"head size|wide head", [](TinyModel& t) { t.decoder.head_dim = 258; }},
       {"evenly|5 heads on 3 KV heads", [](TinyModel& t) { t.decoder.heads = 5, t.decoder.kv_heads = 3; }},
-      {"KV format|no such KV format", [](TinyModel& t) { t.decoder.kv_format = 3; }},
+      {"KV format|no such KV format", [](TinyModel& t) { t.decoder.kv_format = 4; }},
       {"KV format|a negative KV format", [](TinyModel& t) { t.decoder.kv_format = -1; }},
       {"activation|no such activation", [](TinyModel& t) { t.layer(0).activation = 4; }},
       {"layers|no layers", [](TinyModel& t) { t.decoder.layers = nullptr; }},

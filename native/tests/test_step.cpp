@@ -194,6 +194,28 @@ void a_copied_block_serves_as_its_source() {
   }
 }
 
+// Guesses are verified several at a time: in a model of the default mode a deterministic step of any number of tokens of
+// one sequence has the bits of steps of one token.
+void a_deterministic_step_is_a_row_of_single_tokens() {
+  for (const Kind& kind : kinds()) {
+    TinyModel tiny(kind.seed, kind.format, kind.kv_format, false);
+    Random random(kind.seed);
+    const std::vector<Sequence> sequences = random_sequences(tiny, random, {45});
+    const Logits single = Session(tiny.decoder, isa, 1).run(sequences[0], 1);
+    for (int threads : {1, 3}) {
+      Session verifying(tiny.decoder, isa, threads);
+      Logits rows;
+      for (int at = 0, count = 1; at < 45; at += count, count = std::min(random.integer(1, 16), 45 - at)) {
+        StepArrays arrays({{&sequences[0], at, count}});
+        arrays.deterministic = 1;
+        for (auto& row : verifying.step(arrays)) rows.push_back(std::move(row));
+      }
+      about("%s, verified, %d threads", tiny.name().c_str(), threads);
+      CHECK(same_bits(rows, single));
+    }
+  }
+}
+
 }  // namespace
 
 int main() {
@@ -204,5 +226,6 @@ int main() {
   each_regime_of_the_default_mode_is_invariant_by_itself();
   the_default_mode_is_not_invariant_across_regimes();
   a_copied_block_serves_as_its_source();
+  a_deterministic_step_is_a_row_of_single_tokens();
   return report();
 }

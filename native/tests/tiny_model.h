@@ -180,6 +180,7 @@ struct Piece {
 struct StepArrays {
   std::vector<int32_t> tokens, positions, starts{0}, tables, logit_rows;
   int table_width = 0;
+  int32_t deterministic = 0;
 
   explicit StepArrays(const std::vector<Piece>& pieces) {
     for (const Piece& piece : pieces) table_width = std::max(table_width, int(piece.sequence->table.size()));
@@ -195,7 +196,7 @@ struct StepArrays {
     for (std::vector<int32_t>* array : {&tokens, &positions, &starts, &tables}) array->shrink_to_fit();
   }
   rl_step step() const {
-    return {int32_t(tokens.size()), int32_t(starts.size()) - 1, int32_t(logit_rows.size()), table_width, tokens.data(),
+    return {int32_t(tokens.size()), int32_t(starts.size()) - 1, int32_t(logit_rows.size()), table_width, deterministic, tokens.data(),
             positions.data(), starts.data(), tables.data(), logit_rows.data()};
   }
 };
@@ -209,6 +210,7 @@ class Session {
       : vocab_(decoder.vocab), model(rl_model_create(&decoder, isa.c_str(), threads), rl_model_free) {
     if (!model) std::fprintf(stderr, "no model: %s\n", rl_last_error());
     if (!CHECK(model != nullptr)) std::exit(report());
+    CHECK(isa == rl_model_isa(model.get()));
   }
 
   // The logits of every token of the pieces, or of those asked for.

@@ -8,6 +8,7 @@ for float32, relative to the largest magnitude of the result.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal
 
@@ -126,6 +127,7 @@ def paged_attention(
 
 
 Activation = Literal["silu", "gelu_tanh", "gelu", "relu"]
+Product = Callable[[Tensor, Tensor, Tensor | None], Tensor]  # `linear`, or one that also looks at its inputs
 
 
 def activate(x: Tensor, activation: Activation) -> Tensor:
@@ -144,9 +146,10 @@ def mlp(
     activation: Activation,
     up_bias: Tensor | None = None,
     down_bias: Tensor | None = None,
+    product: Product = linear,
 ) -> Tensor:
     """[T, hidden] → [T, hidden]: down(act(up(x))). Tolerance 1e-5."""
-    return linear(activate(linear(x, up, up_bias), activation), down, down_bias)
+    return product(activate(product(x, up, up_bias), activation), down, down_bias)
 
 
 def gated_mlp(
@@ -156,13 +159,14 @@ def gated_mlp(
     activation: Activation,
     gate_up_bias: Tensor | None = None,
     down_bias: Tensor | None = None,
+    product: Product = linear,
 ) -> Tensor:
     """[T, hidden] → [T, hidden]: down(act(gate(x)) · up(x)).
 
     `gate_up` [2 · ffn, hidden] is the gate's matrix above the up projection's. Tolerance 1e-5.
     """
-    gate, up = linear(x, gate_up, gate_up_bias).chunk(2, dim=-1)
-    return linear(activate(gate, activation) * up, down, down_bias)
+    gate, up = product(x, gate_up, gate_up_bias).chunk(2, dim=-1)
+    return product(activate(gate, activation) * up, down, down_bias)
 
 
 def route(
@@ -229,6 +233,7 @@ def experts(
     down_bias: Tensor | None = None,
     clamp: float | None = None,
     scales_input: bool = False,
+    product: Product = linear,
 ) -> Tensor:
     """[T, hidden] → [T, hidden]: Σ weight · expert(x) over a token's chosen experts, summed in float32.
 
@@ -243,14 +248,14 @@ def experts(
         rows = x[tokens]
         if scales_input:
             rows = (rows.float() * share).to(x.dtype)
-        both = linear(rows, gate_up[expert], None if gate_up_bias is None else gate_up_bias[expert])
+        both = product(rows, gate_up[expert], None if gate_up_bias is None else gate_up_bias[expert])
         gate, up = both.chunk(2, dim=-1)
         if clamp is None:
             inner = activate(gate, activation) * up
         else:
             gate, up = gate.clamp(max=clamp), up.clamp(-clamp, clamp)
             inner = gate * torch.sigmoid(1.702 * gate) * (up + 1)
-        result = linear(inner, down[expert], None if down_bias is None else down_bias[expert]).float()
+        result = product(inner, down[expert], None if down_bias is None else down_bias[expert]).float()
         out.index_add_(0, tokens, result if scales_input else result * share)
     return out.to(x.dtype)
 

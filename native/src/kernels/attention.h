@@ -29,9 +29,18 @@ struct AttentionScratch {
   alignas(64) float scores[kAttentionRows][kChunk];
   alignas(64) uint8_t weights[2][kAttentionRows][kChunk * 4 + 64];  // the softmax's numerators, in the form of the queries
   alignas(64) float weight_scale[kAttentionRows], weight_sum[kAttentionRows];
+  alignas(64) float value_offset[kAttentionRows];  // added to every element of the sum of a chunk's values
   alignas(64) float out[kAttentionRows][kMaxHeadDim + 16];
   float most[kAttentionRows], total[kAttentionRows], correction[kAttentionRows];
+  // INT4: a chunk as bytes in the layout of INT8, and its scales and minima.
+  alignas(64) uint8_t key_bytes[kChunk * kMaxHeadDim], value_bytes[kChunk * kMaxHeadDim];
+  alignas(64) float key_scales[kChunk], key_minima[kChunk], value_scales[kChunk], value_minima[kChunk];
 };
+
+template <int kKv>
+constexpr bool is_integer() {
+  return kKv == RL_KV_INT8 || kKv == RL_KV_INT4;
+}
 
 template <int kKv>
 struct KvLayout {
@@ -71,13 +80,13 @@ inline void prepare_query(const float* query, int dim, AttentionScratch& s, int 
 }
 
 // Accumulators are numbered acc[(r · B + b) · V + v]: row r, block b, vector v of the block's dwords.
-template <int R, int B, int V>
+template <int kKv, int R, int B, int V>
 RL_INLINE inline void dot_rows(I (&dots)[R * B * V], const uint8_t* const (&packed)[B], size_t at, const uint8_t* x, size_t x_stride) {
   repeat<B * V>([&](auto j) RL_INLINE {
     const Bytes w = load_bytes(packed[j / V] + at + j % V * kLanes * 4);
     repeat<R>([&](auto r) RL_INLINE {
       I& sum = dots[r * B * V + j];
-      if constexpr (kDotTakesBytes) {
+      if constexpr (kDotTakesBytes || kKv == RL_KV_INT4) {
         sum = dot(sum, w, x + r * x_stride);
       } else {
         const I high = dot(zero_int(), high_nibbles(w), x + r * x_stride);
@@ -92,12 +101,12 @@ RL_INLINE inline void dot_rows(I (&dots)[R * B * V], const uint8_t* const (&pack
 template <int kKv, int R, int B, int V>
 RL_INLINE inline void products(F (&acc)[R * B * V], const uint8_t* const (&packed)[B], size_t next, int count,
                                const uint8_t* x_high, const uint8_t* x_low, size_t x_stride) {
-  if constexpr (kKv == RL_KV_INT8) {
+  if constexpr (is_integer<kKv>()) {
     I dots[R * B * V];
     repeat<R * B * V>([&](auto j) RL_INLINE { dots[j] = zero_int(); });
-    for (int i = 0; i < count; i++) dot_rows<R, B, V>(dots, packed, i * next, x_high + i * 4, x_stride);
+    for (int i = 0; i < count; i++) dot_rows<kKv, R, B, V>(dots, packed, i * next, x_high + i * 4, x_stride);
     repeat<R * B * V>([&](auto j) RL_INLINE { dots[j] = shift_left(dots[j], 7); });
-    for (int i = 0; i < count; i++) dot_rows<R, B, V>(dots, packed, i * next, x_low + i * 4, x_stride);
+    for (int i = 0; i < count; i++) dot_rows<kKv, R, B, V>(dots, packed, i * next, x_low + i * 4, x_stride);
     repeat<R * B * V>([&](auto j) RL_INLINE { acc[j] = to_float(dots[j]); });
   } else {
     for (int i = 0; i < count; i++) {
@@ -135,14 +144,19 @@ inline void block_scores(const KvHead& kv, const int32_t* blocks, AttentionScrat
     if constexpr (kKv == RL_KV_INT8) {  // (Σ q·(k + 128) · scale - 128 · Σ q · scale) · key scale
       value = fma(value, set(s.query_scale[row + r]), set(-128.0f * s.query_sum[row + r]));
       value = mul(value, load(kv.key_scales + size_t(blocks[first + b]) * kv.scale_stride + lane));
+    } else if constexpr (kKv == RL_KV_INT4) {  // Σ q·k · scale · key scale + Σ q · scale · key minimum
+      const int token = (first + b) * kBlock + lane;
+      const F minima = mul(load(s.key_minima + token), set(s.query_sum[row + r]));
+      value = fma(mul(value, set(s.query_scale[row + r])), load(s.key_scales + token), minima);
     }
     store(&s.scores[row + r][(first + b) * kBlock + lane], value);
   });
 }
 
-// Masks, scales and exponentiates one row of a chunk that begins at position `base`, and moves its running maximum.
+// Masks, scales and exponentiates one row of a chunk that begins at position `base`, and moves its running maximum. `table`:
+// where the scales of the chunk's blocks are; for integers only.
 template <int kKv>
-inline void chunk_softmax(const KvHead& kv, const AttentionRow& row, AttentionScratch& s, int r, int base, int blocks,
+inline void chunk_softmax(const KvHead& kv, const int32_t* table, const AttentionRow& row, AttentionScratch& s, int r, int base, int blocks,
                           float scale, float cap) {
   float* scores = s.scores[r];
   const int keys = blocks * kBlock;
@@ -171,16 +185,21 @@ inline void chunk_softmax(const KvHead& kv, const AttentionRow& row, AttentionSc
   s.total[r] = s.total[r] * s.correction[r] + sum(sums);
   if constexpr (kKv == RL_KV_F32) {
     std::memcpy(s.weights[0][r], scores, size_t(keys) * 4);
-  } else if constexpr (kKv == RL_KV_INT8) {
+  } else if constexpr (is_integer<kKv>()) {
+    F minima = zero();
     for (int b = 0; b < blocks; b++) {
-      const float* value_scales = kv.value_scales + size_t(kv.block_table[base / kBlock + b]) * kv.scale_stride;
+      const float* value_scales = kv.value_scales + size_t(table[b]) * kv.scale_stride;
       for (int i = 0; i < kBlock; i += kLanes) {
-        float* p = scores + b * kBlock + i;
-        store(p, inside(mul(load(p), load(value_scales + i)), base + b * kBlock + i, row.first, row.last, 0.0f));
+        const int token = b * kBlock + i;
+        const F p = load(scores + token);
+        if constexpr (kKv == RL_KV_INT4)
+          minima = add(minima, inside(mul(p, load(s.value_minima + token)), base + token, row.first, row.last, 0.0f));
+        store(scores + token, inside(mul(p, load(value_scales + i)), base + token, row.first, row.last, 0.0f));
       }
     }
     quantize_limbs(scores, keys, reinterpret_cast<int8_t*>(s.weights[0][r]), reinterpret_cast<int8_t*>(s.weights[1][r]),
                    &s.weight_scale[r], &s.weight_sum[r]);
+    s.value_offset[r] = kKv == RL_KV_INT4 ? sum(minima) : -128.0f * s.weight_sum[r];
   }
 }
 
@@ -198,7 +217,7 @@ inline void chunk_values(const KvHead& kv, const int32_t* blocks, AttentionScrat
     const uint8_t* const values[1] = {kv.values + size_t(blocks[done / kBlock]) * kv.block_bytes + offset};
     const int tokens = std::min(kBlock, valid - done), whole = tokens / kPack;
     const uint8_t* x = s.weights[0][row] + done / kPack * 4;
-    if constexpr (kKv == RL_KV_INT8) {  // bytes beyond the last token are multiplied with zeros, exactly
+    if constexpr (is_integer<kKv>()) {  // bytes beyond the last token are multiplied with zeros, exactly
       F part[R * V];
       products<kKv, R, 1, V>(part, values, next, kPerBlock, x, s.weights[1][row] + done / kPack * 4, kRowBytes);
       repeat<R * V>([&](auto j) RL_INLINE { acc[j] = fma(part[j], set(s.weight_scale[row + j / V]), acc[j]); });
@@ -212,7 +231,7 @@ inline void chunk_values(const KvHead& kv, const int32_t* blocks, AttentionScrat
     }
   }
   repeat<R * V>([&](auto j) RL_INLINE {
-    if constexpr (kKv == RL_KV_INT8) acc[j] = add(acc[j], set(-128.0f * s.weight_sum[row + j / V]));
+    if constexpr (is_integer<kKv>()) acc[j] = add(acc[j], set(s.value_offset[row + j / V]));
     store(&s.out[row + j / V][at + j % V * kLanes], acc[j]);
   });
 }
@@ -253,7 +272,7 @@ inline void for_tiles(int count, const One& one) {
 
 // Keys and values of a decode come from memory, block by block from anywhere: no hardware sees that coming.
 inline void prefetch_blocks(const uint8_t* heads, const KvHead& kv, const int32_t* blocks, int count) {
-  const size_t bytes = size_t(kv.head_dim) * kBlock * (kv.format == RL_KV_F32 ? 4 : kv.format == RL_KV_BF16 ? 2 : 1);
+  const size_t bytes = ridgeline::kv_bytes(kv.format, kv.head_dim);
   for (int b = 0; b < count; b++)
     for (size_t line = 0; line < bytes; line += 64) prefetch(heads + size_t(blocks[b]) * kv.block_bytes + line);
 }
@@ -279,6 +298,47 @@ inline void end_rows(const KvHead& kv, const AttentionRow* rows, int count, cons
 
 inline int blocks_of(int valid) { return (valid + kBlock - 1) / kBlock; }
 
+// Both halves of N bytes, each as N bytes.
+template <int N>
+inline void split_halves(const uint8_t* from, uint8_t* low, uint8_t* high) {
+  constexpr uint64_t kLow = 0x0f0f0f0f0f0f0f0f;
+  for (int i = 0; i < N; i += 8) {
+    uint64_t both, first, second;
+    std::memcpy(&both, from + i, 8);
+    first = both & kLow, second = both >> 4 & kLow;
+    std::memcpy(low + i, &first, 8), std::memcpy(high + i, &second, 8);
+  }
+}
+
+inline void split_words(const float* from, float* scales, float* minima) {
+  for (int i = 0; i < kBlock; i++) {
+    uint32_t word, scale, minimum;
+    std::memcpy(&word, from + i, 4);
+    scale = word & 0xffff0000, minimum = word << 16;
+    std::memcpy(scales + i, &scale, 4), std::memcpy(minima + i, &minimum, 4);
+  }
+}
+
+constexpr int32_t kInOrder[kChunkBlocks] = {0, 1, 2, 3};
+
+// The blocks of a chunk in INT4 as bytes in the layout of INT8, which many rows then read; blocks are numbered from 0.
+inline KvHead expanded(const KvHead& kv, const int32_t* blocks, int count, AttentionScratch& s) {
+  const int dim = kv.head_dim;
+  const size_t block_bytes = size_t(dim) * kBlock;
+  for (int b = 0; b < count; b++) {
+    const uint8_t* keys = kv.keys + size_t(blocks[b]) * kv.block_bytes;
+    uint8_t* key_bytes = s.key_bytes + b * block_bytes;
+    for (int i = 0; i < dim / 8; i++) split_halves<64>(keys + i * 64, key_bytes + i * 128, key_bytes + i * 128 + 64);
+    const uint8_t* values = kv.values + size_t(blocks[b]) * kv.block_bytes;
+    uint8_t* value_bytes = s.value_bytes + b * block_bytes;
+    for (int i = 0; i < dim / 4; i++) split_halves<32>(values + i * 32, value_bytes + i * 64, value_bytes + i * 64 + 32);
+    const size_t at = size_t(blocks[b]) * kv.scale_stride;
+    split_words(kv.key_scales + at, s.key_scales + b * kBlock, s.key_minima + b * kBlock);
+    split_words(kv.value_scales + at, s.value_scales + b * kBlock, s.value_minima + b * kBlock);
+  }
+  return {RL_KV_INT4, dim, s.key_bytes, s.value_bytes, s.key_scales, s.value_scales, block_bytes, size_t(kBlock), kInOrder};
+}
+
 template <int kKv>
 void attend_kv(const KvHead& kv, const AttentionRow* rows, int count, float scale, float cap, AttentionScratch& s) {
   int first, last;
@@ -294,9 +354,11 @@ void attend_kv(const KvHead& kv, const AttentionRow* rows, int count, float scal
       const int next = base + kChunk;
       if (next <= last) prefetch_blocks(kv.keys, kv, blocks + kChunkBlocks, blocks_of(std::min(kChunk, last + 1 - next)));
     }
-    for_tiles(count, [&](auto tile, int row) { score_rows<kKv, tile>(kv, blocks, s, row, count_blocks); });
-    for (int r = 0; r < count; r++) chunk_softmax<kKv>(kv, rows[r], s, r, base, count_blocks, scale, cap);
-    for_tiles(count, [&](auto tile, int row) { weigh_rows<kKv, tile>(kv, blocks, s, row, valid); });
+    KvHead chunk = kv;
+    if constexpr (kKv == RL_KV_INT4) chunk = expanded(kv, blocks, count_blocks, s), blocks = kInOrder;
+    for_tiles(count, [&](auto tile, int row) { score_rows<kKv, tile>(chunk, blocks, s, row, count_blocks); });
+    for (int r = 0; r < count; r++) chunk_softmax<kKv>(chunk, blocks, rows[r], s, r, base, count_blocks, scale, cap);
+    for_tiles(count, [&](auto tile, int row) { weigh_rows<kKv, tile>(chunk, blocks, s, row, valid); });
   }
   end_rows(kv, rows, count, s);
 }
@@ -311,7 +373,8 @@ inline void vector_attend(const KvHead& kv, const AttentionRow* rows, int count,
   switch (kv.format) {
     case RL_KV_F32: return attend_kv<RL_KV_F32>(kv, rows, count, scale, cap, s);
     case RL_KV_BF16: return attend_kv<RL_KV_BF16>(kv, rows, count, scale, cap, s);
-    default: return attend_kv<RL_KV_INT8>(kv, rows, count, scale, cap, s);
+    case RL_KV_INT8: return attend_kv<RL_KV_INT8>(kv, rows, count, scale, cap, s);
+    default: return attend_kv<RL_KV_INT4>(kv, rows, count, scale, cap, s);
   }
 }
 

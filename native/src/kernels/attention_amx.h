@@ -95,7 +95,7 @@ inline void amx_attend(const KvHead& kv, const AttentionRow* rows, int count, fl
     if (valid % kBlock) values[blocks - 1] = without_the_rest(values[blocks - 1], valid % kBlock, kv.head_dim, last_values);
     for (int row = 0; row < count; row += kTile) tile_scores(kv, keys, s, row);
     for (int r = 0; r < count; r++) {
-      chunk_softmax<RL_KV_BF16>(kv, rows[r], s, r, base, blocks, scale, cap);
+      chunk_softmax<RL_KV_BF16>(kv, nullptr, rows[r], s, r, base, blocks, scale, cap);
       correct_row(kv, s, r);
     }
     for (int row = 0; row < count; row += kTile) {

@@ -15,12 +15,13 @@ using ridgeline::kGroup;
 struct RowSlot {
   size_t at;  // in dwords, from the start of the values
   int stride;
-  size_t scale_at;
+  size_t scale_at, sum_at;
 };
 
 inline RowSlot slot_of(const Inputs& in, int row, int dwords, int groups) {
   const int tile = in.tiling.tile_of(row), first = in.tiling.first(tile), size = in.tiling.size(tile);
-  return {size_t(first) * dwords + (row - first), size, size_t(first) * groups + (row - first)};
+  const size_t before = size_t(first) * groups, place = size_t(row - first);
+  return {size_t(first) * dwords + place, size, before + place, before * in.parts + place};
 }
 
 inline void scatter_dwords(const void* source, int count, uint8_t* out, size_t at, int stride) {
@@ -28,11 +29,12 @@ inline void scatter_dwords(const void* source, int count, uint8_t* out, size_t a
   for (int i = 0; i < count; i++) std::memcpy(out + (at + size_t(i) * stride) * 4, from + i * 4, 4);
 }
 
-// 32 values times `inverse`, rounded, as bytes or as two limbs; returns their sum.
-inline int32_t quantize_group(const float* x, float inverse, bool two_limbs, int8_t* high, int8_t* low) {
-  I total = zero_int();
+// 32 values times `inverse`, rounded, as bytes or as two limbs. sums: of both halves.
+inline void quantize_group(const float* x, float inverse, bool two_limbs, int8_t* high, int8_t* low, int32_t* sums) {
+  I totals[2] = {zero_int(), zero_int()};
   for (int i = 0; i < kGroup; i += kLanes) {
     const I q = round_int(mul(load(x + i), set(inverse)));
+    I& total = totals[i / (kGroup / 2)];
     total = add_int(total, q);
     if (!two_limbs) {
       store_int8(high + i, q);
@@ -42,7 +44,7 @@ inline int32_t quantize_group(const float* x, float inverse, bool two_limbs, int
       store_int8(low + i, sub_int(q, shift_left(top, 7)));
     }
   }
-  return sum_int(total);
+  sums[0] = sum_int(totals[0]), sums[1] = sum_int(totals[1]);
 }
 
 inline float largest_size(const float* x, int n) {
@@ -61,7 +63,7 @@ inline bool is_finite(const float* x, int n) {
 inline void prepare_quantized(const float* x, const Inputs& in, int row) {
   const bool two_limbs = has_two_limbs(in.kind), per_row = has_row_scale(in.kind);
   const int groups = in.k / kGroup;
-  const RowSlot slot = in.kind == InputKind::Int16Rows ? RowSlot{size_t(row) * in.k / 4, 1, size_t(row)}
+  const RowSlot slot = in.kind == InputKind::Int16Rows ? RowSlot{size_t(row) * in.k / 4, 1, size_t(row), 0}
                                                        : slot_of(in, row, in.k / 4, groups);
   const float top = two_limbs ? 16256.0f : 127.0f;  // 127 · 128: the high limb stays inside a byte
   const bool finite = is_finite(x, in.k);
@@ -74,7 +76,9 @@ inline void prepare_quantized(const float* x, const Inputs& in, int row) {
     const float scale = !finite ? std::numeric_limits<float>::quiet_NaN() : inverse == 0.0f ? 0.0f : most / top;
     alignas(64) int8_t high[kGroup], low[kGroup];
     if (!finite) std::memset(high, 0, sizeof high), std::memset(low, 0, sizeof low);  // a NaN has no integer
-    const int32_t total = finite ? quantize_group(x + g * kGroup, inverse, two_limbs, high, low) : 0;
+    int32_t halves[2] = {0, 0};
+    if (finite) quantize_group(x + g * kGroup, inverse, two_limbs, high, low, halves);
+    const int32_t total = halves[0] + halves[1];
     const size_t at = slot.at + size_t(g) * (kGroup / 4) * slot.stride;
     scatter_dwords(high, kGroup / 4, in.high, at, slot.stride);
     if (two_limbs) scatter_dwords(low, kGroup / 4, in.low, at, slot.stride);
@@ -84,11 +88,11 @@ inline void prepare_quantized(const float* x, const Inputs& in, int row) {
     } else {
       const size_t group_at = slot.scale_at + size_t(g) * slot.stride;
       in.scales[group_at] = scale;
-      if (in.offset) {
-        const int32_t corrected = in.offset * total;
-        std::memcpy(&in.sums[group_at], &corrected, 4);
-      } else {
-        in.sums[group_at] = scale * float(total);
+      for (int part = 0; part < in.parts; part++) {
+        float& at = in.sums[slot.sum_at + (size_t(g) * in.parts + part) * slot.stride];
+        const int32_t corrected = in.offset * (in.parts == 2 ? halves[part] : total);
+        if (in.offset) std::memcpy(&at, &corrected, 4);
+        else at = scale * float(total);
       }
     }
   }

@@ -19,7 +19,8 @@ inline TileInputs tile_inputs(const Inputs& in, int tile) {
   const size_t first = in.tiling.first(tile);
   const size_t row_bytes = in.kind == InputKind::Float ? size_t(in.k) * 4 : in.kind == InputKind::Bf16 ? size_t(in.k) * 2 : size_t(in.k);
   const size_t scale_at = first * (in.k / kGroup);
-  return {in.high + first * row_bytes, in.low + first * row_bytes, in.scales + scale_at, in.sums + scale_at};
+  return {in.high + first * row_bytes, in.low + first * row_bytes, in.scales + scale_at,
+          in.sums + scale_at * in.parts};
 }
 
 template <int R>
@@ -157,52 +158,42 @@ void quantized_tile(const uint8_t* panel, int k, const TileInputs& in, const flo
   }
 }
 
-// Σ (q - 32) · x of the 16 inputs of half a group, for one limb.
-template <int R, int kHalf>
-RL_INLINE inline void six_bit_dots(I (&dots)[R], const uint8_t* quants, const uint8_t* x) {
-  Bytes ones;
-  std::memset(&ones, 1, sizeof ones);
-  I sums[R];
-  repeat<R>([&](auto r) RL_INLINE { sums[r] = zero_int(); });
-  const Bytes uppers = load_bytes(quants + (4 + kHalf) * kPanel * 4);
-  repeat<2>([&](auto j) RL_INLINE {
-    const Bytes w = load_bytes(quants + (2 * kHalf + j) * kPanel * 4);
-    const Bytes low = six_bits<2 * j>(low_nibbles(w), uppers), high = six_bits<2 * j + 1>(high_nibbles(w), uppers);
-    repeat<R>([&](auto r) RL_INLINE {
-      const uint8_t *first = x + ((4 * kHalf + 2 * j) * R + r) * 4, *second = first + R * 4;
-      dots[r] = dot(dot(dots[r], low, first), high, second);
-      sums[r] = dot(dot(sums[r], ones, first), ones, second);
-    });
-  });
-  repeat<R>([&](auto r) RL_INLINE { dots[r] = sub_int(dots[r], shift_left(sums[r], 5)); });
-}
-
-// Scales of 16 weights. The sums of inputs are computed for every panel. Reached by tests alone: packing chooses six bits only
-// for AVX2, whose pair kernels (linear_pairs.h) compute every format with group scales there.
+// Scales of 16 weights: each half of a group has its own sum of inputs and its own dot products.
 template <int R, bool kTwoLimbs>
 void six_bit_tile(const uint8_t* panel, int k, const TileInputs& in, const float* bias, float* out, size_t stride, bool add_to) {
+  const int groups = k / kGroup;
+  const size_t share = ridgeline::panel_bytes(RL_Q6_K, k) / size_t(groups);
   for (int lane = 0; lane < kPanel; lane += kLanes) {
     const uint8_t* quants = panel + ridgeline::quants_offset(RL_Q6_K, k) + lane * 4;
+    const uint8_t *high = in.high, *low = in.low, *ahead = panel + kAhead;
+    const float *scales = in.scales, *sums = in.sums;
     F acc[R];
     repeat<R>([&](auto r) RL_INLINE { acc[r] = zero(); });
-    for (int g = 0; g < k / kGroup; g++, quants += ridgeline::group_quant_bytes(RL_Q6_K)) {
+    for (int g = 0; g < groups; g++) {
+      for (; ahead < panel + kAhead + size_t(g + 1) * share; ahead += 64) prefetch(ahead);
       const uint8_t* units = panel + size_t(g / 8) * ridgeline::super_bytes(RL_Q6_K);
-      const uint8_t* codes = units + (2 + g % 8 * 2) * kPanel + lane;
-      F parts[R];
-      repeat<R>([&](auto r) RL_INLINE { parts[r] = zero(); });
-      repeat<2>([&](auto half) RL_INLINE {
-        I dots[R];
-        repeat<R>([&](auto r) RL_INLINE { dots[r] = zero_int(); });
-        six_bit_dots<R, half>(dots, quants, in.high + size_t(g) * kGroup * R);
-        if constexpr (kTwoLimbs) {
-          repeat<R>([&](auto r) RL_INLINE { dots[r] = shift_left(dots[r], 7); });
-          six_bit_dots<R, half>(dots, quants, in.low + size_t(g) * kGroup * R);
-        }
-        const F code = load_signed(codes + half * kPanel);
-        repeat<R>([&](auto r) RL_INLINE { parts[r] = fma(to_float(dots[r]), code, parts[r]); });
-      });
       const F unit = load_half(reinterpret_cast<const uint16_t*>(units) + lane);
-      repeat<R>([&](auto r) RL_INLINE { acc[r] = fma(parts[r], mul(unit, set(in.scales[g * R + r])), acc[r]); });
+      repeat<2>([&](auto half) RL_INLINE {
+        I dots[R], tops[R];  // of the low limb, or of the only one; of the high limb
+        repeat<R>([&](auto r) RL_INLINE { dots[r] = set_int(load_dword(sums + half * R + r)), tops[r] = zero_int(); });
+        const Bytes uppers = load_bytes(quants + (4 + half) * kPanel * 4);
+        repeat<2>([&](auto j) RL_INLINE {
+          const Bytes w = load_bytes(quants + (2 * half + j) * kPanel * 4);
+          const Bytes first = six_bits<2 * j>(low_nibbles(w), uppers), second = six_bits<2 * j + 1>(high_nibbles(w), uppers);
+          repeat<R>([&](auto r) RL_INLINE {
+            const int at = ((4 * half + 2 * j) * R + r) * 4, next = at + R * 4;
+            dots[r] = dot(dot(dots[r], first, (kTwoLimbs ? low : high) + at), second, (kTwoLimbs ? low : high) + next);
+            if constexpr (kTwoLimbs) tops[r] = dot(dot(tops[r], first, high + at), second, high + next);
+          });
+        });
+        const F scale = mul(unit, load_signed(units + (2 + g % 8 * 2 + half) * kPanel + lane));
+        repeat<R>([&](auto r) RL_INLINE {
+          if constexpr (kTwoLimbs) dots[r] = add_int(dots[r], shift_left(tops[r], 7));
+          acc[r] = fma(to_float(dots[r]), mul(scale, set(scales[r])), acc[r]);
+        });
+      });
+      quants += ridgeline::group_quant_bytes(RL_Q6_K), high += kGroup * R, scales += R, sums += 2 * R;
+      if constexpr (kTwoLimbs) low += kGroup * R;
     }
     finish<R>(acc, bias, lane, out, stride, add_to);
   }

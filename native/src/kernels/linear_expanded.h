@@ -1,4 +1,4 @@
-// 4-bit weights times many rows: a panel is first expanded to bytes with one scale per output, once for all rows of a block.
+// 4- and 6-bit weights times many rows: a panel is first expanded to bytes with one scale per output, once for all rows of a block.
 //
 // A group of 32 inputs then costs eight dot products and one multiply-add, where scales per group cost a multiplication
 // more and minima another. The price is a rounding: a weight is off by up to half a 127th of the largest of its output.
@@ -62,6 +62,42 @@ void expand_to_bytes(const uint8_t* panel, int k, uint8_t* out) {
   }
 }
 
+// As expand_to_bytes: q is 6 bits wide, and has a scale per 16.
+inline void expand_six_bits(const uint8_t* panel, int k, uint8_t* out) {
+  const uint8_t* quants = panel + ridgeline::quants_offset(RL_Q6_K, k);
+  const int groups = k / kGroup;
+  auto scale_of = [&](int g, int half) {
+    const uint8_t* units = panel + size_t(g / 8) * ridgeline::super_bytes(RL_Q6_K);
+    return mul(load_half(reinterpret_cast<const uint16_t*>(units)), load_signed(units + (2 + g % 8 * 2 + half) * kPanel));
+  };
+  F most = zero(), broken = zero();
+  for (int g = 0; g < 2 * groups; g++) {
+    const F scale = scale_of(g / 2, g % 2);
+    most = max(most, mul(size(scale), set(32.0f)));
+    broken = fma(scale, zero(), broken);
+  }
+  store(reinterpret_cast<float*>(out), fma(most, set(1.0f / 127.0f), broken));
+  const F inverse = zero_up_to(div(set(127.0f), most), most, set(1e-30f));
+  out += kPanel * sizeof(float);
+  for (int g = 0; g < groups; g++, quants += ridgeline::group_quant_bytes(RL_Q6_K)) {
+    repeat<2>([&](auto half) RL_INLINE {
+      const F scale = mul(scale_of(g, half), inverse);
+      const __m512i step = in_both_halves(mul(scale, set(4096.0f)));  // · 2^9 / 2^15 = 64
+      const __m512i offset = in_both_halves(fma(scale, set(-32.0f * 64), set(128.0f * 64 + 32)));
+      const Bytes uppers = load_bytes(quants + (4 + half) * kPanel * 4);
+      repeat<4>([&](auto quad) RL_INLINE {
+        const Bytes w = load_bytes(quants + (2 * half + quad / 2) * kPanel * 4);
+        const Bytes six = six_bits<quad>(quad % 2 ? high_nibbles(w) : low_nibbles(w), uppers);
+        auto masked = [&](int mask) { return _mm512_and_si512(six, _mm512_set1_epi16(int16_t(mask))); };
+        const __m512i even = steps_of(_mm512_slli_epi16(masked(0x00ff), 9), step, offset);
+        const __m512i odd = steps_of(_mm512_slli_epi16(masked(0xff00), 1), step, offset);
+        _mm512_store_si512(out, as_bytes(even, odd));
+        out += kPanel * 4;
+      });
+    });
+  }
+}
+
 template <int R>
 void expanded_tile(const uint8_t* expanded, int k, const TileInputs& in, const float* bias, float* out, size_t stride, bool add_to) {
   const uint8_t *quants = expanded + kPanel * sizeof(float), *x = in.high;
@@ -91,6 +127,7 @@ inline void expanded_panel_product(const rl_matrix& m, int panel, const Inputs& 
   const float* bias = m.bias ? m.bias + panel * kPanel : nullptr;
   if (m.format == RL_Q4_H) expand_to_bytes<RL_Q4_H>(data, in.k, scratch);
   else if (m.format == RL_Q4_HM) expand_to_bytes<RL_Q4_HM>(data, in.k, scratch);
+  else if (m.format == RL_Q6_K) expand_six_bits(data, in.k, scratch);
   else expand_to_bytes<RL_Q4_K>(data, in.k, scratch);
   for (int tile = first; tile < end; tile++)
     expanded_kernel_of<kLinearRows>(in.tiling.size(tile))(scratch, in.k, tile_inputs(in, tile), bias,

@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
-ABI_VERSION = 6  # RL_ABI_VERSION
+ABI_VERSION = 7  # RL_ABI_VERSION
 ALIGNMENT = 64  # bytes; of every packed matrix
 
 _SUFFIX = "dylib" if platform.system() == "Darwin" else "so"
@@ -50,6 +50,7 @@ class KvFormat(IntEnum):
     F32 = 0
     BF16 = 1
     INT8 = 2
+    INT4 = 3
 
 
 class Activation(IntEnum):
@@ -233,7 +234,10 @@ class CDecoder(ctypes.Structure):
 
 class CStep(ctypes.Structure):
     _fields_ = (
-        *((name, c_int32) for name in ("num_tokens", "num_rows", "num_logits", "table_width")),
+        *(
+            (name, c_int32)
+            for name in ("num_tokens", "num_rows", "num_logits", "table_width", "deterministic")
+        ),
         *(
             (name, c_void_p)
             for name in ("token_ids", "positions", "query_starts", "block_tables", "logit_rows")

@@ -96,6 +96,8 @@ class NativeDecoder:
         block_tables: Ints,
         logit_rows: Ints,
         out: Floats | None = None,
+        *,
+        deterministic: bool = False,
     ) -> Floats:
         """One forward pass: the logits [L, vocab] of the tokens in `logit_rows`, in `out` if given.
 
@@ -104,6 +106,7 @@ class NativeDecoder:
         query_starts [R + 1]  row r owns tokens query_starts[r] … query_starts[r + 1] - 1
         block_tables [R, B]   KV blocks of each row; blocks beyond its context are not read
         logit_rows   [L]      indices into T, ascending
+        deterministic: with the arithmetic of a deterministic model, which is that of a step of one token
         """
         count = len(logit_rows)
         if out is None:
@@ -111,12 +114,19 @@ class NativeDecoder:
         elif len(out) < count:
             raise NativeError(f"{count} rows of logits do not fit in the {len(out)} given")
         logits = address(out, np.float32, (len(out), self.vocab), "the logits")
-        step = _step(token_ids, positions, query_starts, block_tables, logit_rows)
+        step = _step(token_ids, positions, query_starts, block_tables, logit_rows, deterministic)
         self._execute(step, logits=logits, best=None)
         return out[:count]
 
     def best_tokens(
-        self, token_ids: Ints, positions: Ints, query_starts: Ints, block_tables: Ints, logit_rows: Ints
+        self,
+        token_ids: Ints,
+        positions: Ints,
+        query_starts: Ints,
+        block_tables: Ints,
+        logit_rows: Ints,
+        *,
+        deterministic: bool = False,
     ) -> list[int]:
         """The forward pass of `execute` without logits: the best token for each of `logit_rows`.
 
@@ -124,7 +134,7 @@ class NativeDecoder:
         logit is NaN.
         """
         best = np.empty(len(logit_rows), np.int32)
-        step = _step(token_ids, positions, query_starts, block_tables, logit_rows)
+        step = _step(token_ids, positions, query_starts, block_tables, logit_rows, deterministic)
         self._execute(step, logits=None, best=best.ctypes.data)
         tokens: list[int] = best.tolist()
         return tokens
@@ -202,7 +212,12 @@ def _measured(value: float) -> float:
 
 
 def _step(
-    token_ids: Ints, positions: Ints, query_starts: Ints, block_tables: Ints, logit_rows: Ints
+    token_ids: Ints,
+    positions: Ints,
+    query_starts: Ints,
+    block_tables: Ints,
+    logit_rows: Ints,
+    deterministic: bool,
 ) -> CStep:
     """Holds no reference to the arrays: they must outlive it."""
     tokens, rows, count = len(token_ids), len(query_starts) - 1, len(logit_rows)
@@ -212,6 +227,7 @@ def _step(
         rows,
         count,
         width,
+        deterministic,
         address(token_ids, np.int32, (tokens,), "token_ids"),
         address(positions, np.int32, (tokens,), "positions"),
         address(query_starts, np.int32, (rows + 1,), "query_starts"),

@@ -19,7 +19,7 @@ TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 1e-2, torch.float16: 2e-3}
 
 @pytest.fixture(scope="session")
 def device() -> str:
-    from ridgeline.ops.cuda.launch import INTERPRETED
+    from ridgeline.ops.cuda.dependent_launch import INTERPRETED
 
     return "cpu" if INTERPRETED else "cuda"
 

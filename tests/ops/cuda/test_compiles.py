@@ -30,9 +30,9 @@ from triton.backends.nvidia.compiler import CUDABackend
 from triton.compiler import ASTSource
 from triton.experimental.gluon._runtime import GluonASTSource
 from triton.runtime.jit import JITFunction, create_function_from_signature
-from ridgeline.ops.cuda import launch
+from ridgeline.ops.cuda import dependent_launch
 capability = int(sys.argv[2])
-launch.PDL = capability >= 90  # as on the device; the other modules take it from here
+dependent_launch.PDL = capability >= 90  # as on the device; the other modules take it from here
 import ridgeline.ops.cuda
 from ridgeline.engine.run.cuda import warm as cuda_warm
 from ridgeline.models.spec.read_spec import read_spec
@@ -163,7 +163,7 @@ def printed(program: str, *arguments: str, **env: str) -> dict[str, Any]:
         [sys.executable, "-c", program, *arguments],
         capture_output=True,
         text=True,
-        timeout=300,
+        timeout=500,
         cwd=REPOSITORY,
         env=environment | env,
     )

@@ -22,7 +22,7 @@ from ridgeline.ops.cuda.attention.prefill_attention import (
     tile_tokens_of,
 )
 from ridgeline.ops.cuda.attention.prefill_plan import GATHER_UNIT, plan_prefill
-from ridgeline.ops.cuda.launch import INTERPRETED
+from ridgeline.ops.cuda.dependent_launch import INTERPRETED
 from ridgeline.ops.inputs import InputRow, StepInputs
 from tests.ops.cuda.conftest import assert_close
 from tests.ops.cuda.gluon_model import modelled

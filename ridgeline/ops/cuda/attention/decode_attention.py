@@ -24,7 +24,7 @@ from ridgeline.ops.cuda.attention.decode_heads import (
     turns,
 )
 from ridgeline.ops.cuda.attention.shared_prefix import SharedPrefix
-from ridgeline.ops.cuda.launch import (
+from ridgeline.ops.cuda.dependent_launch import (
     INTERPRETED,
     PDL,
     let_next_start,

@@ -7,7 +7,7 @@ from typing import Literal
 
 import triton
 
-from ridgeline.ops.cuda.launch import shared_memory_bytes
+from ridgeline.ops.cuda.dependent_launch import shared_memory_bytes
 
 _BESIDE_TILES = 32 << 10  # shared memory for queries and for combining parts, with a margin
 

@@ -1,8 +1,8 @@
 """Prepares a decode step's QKV sums for attention: queries and keys, normed and rotated.
 
-Triton functions called inside the kernels of decode_attention and shared_prefix, each of which needs the
-queries of its own rows and heads; ops/reference defines the rounding. Loads are separate from arithmetic so
-that a kernel can issue all of them before the first wait.
+Triton functions called inside the kernels of decode_attention and shared_prefix; each kernel needs the
+queries of the rows and heads it computes. ops/reference defines the rounding. Loads are separate from
+arithmetic so that a kernel can issue all of them before the first wait.
 """
 
 from __future__ import annotations

@@ -17,7 +17,7 @@ from torch import Tensor
 from triton.tools.tensor_descriptor import TensorDescriptor
 
 from ridgeline.ops.cuda.attention.prefill_plan import GATHER_UNIT, PrefillViews
-from ridgeline.ops.cuda.launch import PDL, let_next_start, pdl_options, wait_for_inputs
+from ridgeline.ops.cuda.dependent_launch import PDL, let_next_start, pdl_options, wait_for_inputs
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,7 +20,7 @@ from torch import Tensor
 
 from ridgeline.ops.cuda.attention.gather_kv import PrefillScratch, gather_kv
 from ridgeline.ops.cuda.attention.prefill_plan import PrefillViews
-from ridgeline.ops.cuda.launch import (
+from ridgeline.ops.cuda.dependent_launch import (
     INTERPRETED,
     PDL,
     capability,

@@ -25,7 +25,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
 from ridgeline.ops.cuda.attention.prefill_plan import PrefillViews
-from ridgeline.ops.cuda.launch import PDL, pdl_options
+from ridgeline.ops.cuda.dependent_launch import PDL, pdl_options
 
 # Triton 3.7 renamed it.
 thread_barrier = gl.thread_barrier if hasattr(gl, "thread_barrier") else gl.barrier

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from ridgeline.ops.cuda.attention.decode_combine import DecodeScratch
 from ridgeline.ops.cuda.attention.decode_heads import capped, head_pairs, norm_pairs, rotated, turns
-from ridgeline.ops.cuda.launch import (
+from ridgeline.ops.cuda.dependent_launch import (
     PDL,
     let_next_start,
     pdl_options,

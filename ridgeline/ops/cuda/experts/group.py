@@ -11,8 +11,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from ridgeline.ops.cuda.dependent_launch import PDL, let_next_start, pdl_options, wait_for_inputs
 from ridgeline.ops.cuda.experts.scratch import SORTED_BLOCK, Groups, most_tiles
-from ridgeline.ops.cuda.launch import PDL, let_next_start, pdl_options, wait_for_inputs
 
 MOST_AT_ONCE = 4096  # pairs sorted in one launch
 RANKED = 32  # pairs that one of its programs places

@@ -18,9 +18,9 @@ from torch import Tensor
 from triton.tools.tensor_descriptor import TensorDescriptor
 
 from ridgeline.ops.cuda.activation import require_activation
+from ridgeline.ops.cuda.dependent_launch import INTERPRETED, PDL, let_next_start, pdl_options, wait_for_inputs
 from ridgeline.ops.cuda.experts.gating import gated
 from ridgeline.ops.cuda.experts.scratch import Groups
-from ridgeline.ops.cuda.launch import INTERPRETED, PDL, let_next_start, pdl_options, wait_for_inputs
 
 SMS = 132
 _WIDEN = tl.constexpr(INTERPRETED)  # the interpreter multiplies bfloat16 as if it were integers

@@ -17,10 +17,10 @@ from torch import Tensor
 from triton.tools.tensor_descriptor import TensorDescriptor
 
 from ridgeline.ops.cuda.activation import require_activation
+from ridgeline.ops.cuda.dependent_launch import INTERPRETED, PDL, let_next_start, pdl_options, wait_for_inputs
 from ridgeline.ops.cuda.experts.gating import gated
 from ridgeline.ops.cuda.experts.grouped import GroupedConfig
 from ridgeline.ops.cuda.experts.scratch import Groups
-from ridgeline.ops.cuda.launch import INTERPRETED, PDL, let_next_start, pdl_options, wait_for_inputs
 from ridgeline.ops.mxfp4 import Mxfp4
 
 # Numbers of two words, whose halves are joined: shifted to the top of a half, then exponent and mantissa to

@@ -13,9 +13,9 @@ import triton.language as tl
 from torch import Tensor
 
 from ridgeline.ops.cuda.activation import require_activation
+from ridgeline.ops.cuda.dependent_launch import INTERPRETED, PDL, let_next_start, pdl_options, wait_for_inputs
 from ridgeline.ops.cuda.experts.gating import gated
 from ridgeline.ops.cuda.experts.pairs import PairsConfig
-from ridgeline.ops.cuda.launch import INTERPRETED, PDL, let_next_start, pdl_options, wait_for_inputs
 from ridgeline.ops.mxfp4 import Mxfp4
 
 GATE_UP = PairsConfig(block_n=8, block_k=512, num_warps=4)  # measured on an H200

@@ -17,8 +17,8 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.ampere import mma_v2
 
+from ridgeline.ops.cuda.dependent_launch import INTERPRETED, PDL, capability, pdl_options
 from ridgeline.ops.cuda.experts.scratch import Groups
-from ridgeline.ops.cuda.launch import INTERPRETED, PDL, capability, pdl_options
 from ridgeline.ops.mxfp4 import Mxfp4
 
 MOST_ROWS = 32

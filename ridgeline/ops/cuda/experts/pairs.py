@@ -14,8 +14,8 @@ import triton.language as tl
 from torch import Tensor
 
 from ridgeline.ops.cuda.activation import require_activation
+from ridgeline.ops.cuda.dependent_launch import PDL, let_next_start, pdl_options, wait_for_inputs
 from ridgeline.ops.cuda.experts.gating import gated
-from ridgeline.ops.cuda.launch import PDL, let_next_start, pdl_options, wait_for_inputs
 
 
 @dataclass(frozen=True, slots=True)

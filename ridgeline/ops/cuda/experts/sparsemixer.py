@@ -6,7 +6,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from ridgeline.ops.cuda.launch import PDL, let_next_start, pdl_options, wait_for_inputs
+from ridgeline.ops.cuda.dependent_launch import PDL, let_next_start, pdl_options, wait_for_inputs
 
 
 def sparsemixer(

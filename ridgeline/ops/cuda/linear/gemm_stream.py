@@ -25,7 +25,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 )
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
-from ridgeline.ops.cuda.launch import INTERPRETED, PDL, capability, pdl_options
+from ridgeline.ops.cuda.dependent_launch import INTERPRETED, PDL, capability, pdl_options
 
 SMS = 132
 BOX = 64  # rows of a box, and the step along K: 128 bytes, the span of a swizzled copy

@@ -11,7 +11,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from ridgeline.ops.cuda.launch import PDL, let_next_start, pdl_options, wait_for_inputs
+from ridgeline.ops.cuda.dependent_launch import PDL, let_next_start, pdl_options, wait_for_inputs
 from ridgeline.ops.cuda.sampling.state import LOGPROBS, MAX_LOGPROBS, SamplerState
 from ridgeline.ops.cuda.sampling.values import LOG2_E, NO_KEY, int_field, sort_key, token_of, value_of
 

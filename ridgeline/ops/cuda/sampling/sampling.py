@@ -14,7 +14,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from ridgeline.ops.cuda.launch import INTERPRETED, PDL, let_next_start, pdl_options, wait_for_inputs
+from ridgeline.ops.cuda.dependent_launch import INTERPRETED, PDL, let_next_start, pdl_options, wait_for_inputs
 from ridgeline.ops.cuda.sampling.adjust_logits import adjust_logits
 from ridgeline.ops.cuda.sampling.filters import FilterScratch, find_thresholds
 from ridgeline.ops.cuda.sampling.logprobs import LogprobBuffers, report_logprobs

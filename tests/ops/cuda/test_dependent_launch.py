@@ -10,8 +10,8 @@ import torch
 import triton
 import triton.language as tl
 
-from ridgeline.ops.cuda import launch
-from ridgeline.ops.cuda.launch import INTERPRETED, PDL, let_next_start, pdl_options, wait_for_inputs
+from ridgeline.ops.cuda import dependent_launch
+from ridgeline.ops.cuda.dependent_launch import INTERPRETED, PDL, let_next_start, pdl_options, wait_for_inputs
 
 
 @triton.jit
@@ -35,13 +35,13 @@ def test_the_interpreter_is_used_exactly_where_there_is_no_gpu():
 
 @pytest.mark.parametrize(("capability", "kilobytes"), [(80, 163), (89, 99), (90, 227), (120, 99), (777, 99)])
 def test_a_gpu_that_is_not_known_is_taken_to_have_little_shared_memory(monkeypatch, capability, kilobytes):
-    monkeypatch.setattr(launch, "capability", lambda: capability)
-    assert launch.shared_memory_bytes.__wrapped__() == kilobytes << 10
+    monkeypatch.setattr(dependent_launch, "capability", lambda: capability)
+    assert dependent_launch.shared_memory_bytes.__wrapped__() == kilobytes << 10
 
 
 def test_serving_on_the_cpu_imports_no_triton():
     modules = (
-        "ridgeline.engine.run.native_runner, ridgeline.engine.link.engine_loop, ridgeline.server.process.main"
+        "ridgeline.engine.run.native_runner, ridgeline.engine.run.engine_loop, ridgeline.server.process.main"
     )
     program = f"import sys, {modules}; print('triton' in sys.modules, 'ridgeline.ops.cuda' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=300)
