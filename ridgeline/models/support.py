@@ -6,17 +6,19 @@ from two configs made up from its declaration: the plainest one, and one that se
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, replace
 from typing import Any
 
 from ridgeline.models.files.config_values import ConfigValues
 from ridgeline.models.files.gguf import TENSOR_TYPES
+from ridgeline.models.quantized.blocks import usual_type
+from ridgeline.models.quantized.config import NOT_READ, read_scheme
+from ridgeline.models.quantized.format import QuantFormat
 from ridgeline.models.spec.coverage import COMPUTED, KINDS, WEIGHT_FORMATS, Backend, kinds_of
 from ridgeline.models.spec.declarations.family import Family
 from ridgeline.models.spec.families import FAMILIES, SERVED_FORMATS
 from ridgeline.models.spec.model_spec import ModelSpec
-from ridgeline.models.spec.precision import BYTES_PER_PARAMETER
 from ridgeline.models.spec.readers.hf_config import ACTIVATIONS, read_values
 from ridgeline.models.weights.packed_formats import FORMAT_NAMES, choose_format, is_lossless
 
@@ -48,6 +50,51 @@ OPTIONAL: dict[str, Any] = {
     "partial_rotary_factor": 0.5,
     "residual_multiplier": 0.25,
 }
+
+
+QUANTIZED = "safetensors, quantized"
+# A sample of the settings of every producer whose weights are read.
+_INT4 = {"num_bits": 4, "type": "int", "strategy": "group", "group_size": 128}
+_INT8 = {"num_bits": 8, "type": "int", "strategy": "channel"}
+_FP8, _FP4 = ({"num_bits": bits, "type": "float"} for bits in (8, 4))
+# As its schemes FP8, FP8_DYNAMIC, FP8_BLOCK, W8A8 and NVFP4 ask for.
+_TO_FP8, _TO_INT8, _TO_FP4 = (
+    {"input_activations": {**kind, "dynamic": True}} for kind in (_FP8, _INT8, _FP4)
+)
+_COMPRESSED = [
+    {"format": "float-quantized", "weights": {**_FP8, "strategy": "tensor"}, **_TO_FP8},
+    {"format": "float-quantized", "weights": {**_FP8, "strategy": "channel"}, **_TO_FP8},
+    {
+        "format": "float-quantized",
+        "weights": {**_FP8, "strategy": "block", "block_structure": [128, 128]},
+        **_TO_FP8,
+    },
+    {"format": "int-quantized", "weights": _INT8, **_TO_INT8},
+    {"format": "pack-quantized", "weights": {**_INT4, "symmetric": True}},
+    {"format": "pack-quantized", "weights": {**_INT4, "symmetric": False}},
+    {"format": "pack-quantized", "weights": {**_INT4, "actorder": "group"}},
+    {
+        "format": "nvfp4-pack-quantized",
+        "weights": {**_FP4, "strategy": "tensor_group", "group_size": 16},
+        **_TO_FP4,
+    },
+    {"format": "mxfp4-pack-quantized", "weights": {**_FP4, "strategy": "group", "group_size": 32}},
+]
+CT = "compressed-tensors"
+PRODUCED: list[tuple[str, dict[str, Any]]] = [
+    ("fp8", {"quant_method": "fp8", "weight_block_size": [128, 128]}),
+    ("fp8", {"quant_method": "fp8"}),
+    ("modelopt", {"quant_algo": "FP8"}),
+    ("modelopt", {"quant_algo": "FP8_PER_CHANNEL_PER_TOKEN"}),
+    ("modelopt", {"quant_algo": "NVFP4"}),
+    *((CT, {"quant_method": CT, "config_groups": {"0": group}}) for group in _COMPRESSED),
+    ("gptq", {"quant_method": "gptq", "bits": 4, "group_size": 128, "sym": True}),
+    ("gptq", {"quant_method": "gptq", "bits": 4, "group_size": 128, "sym": False}),
+    ("gptq", {"quant_method": "gptq", "bits": 4, "group_size": 128, "desc_act": True}),
+    ("awq", {"quant_method": "awq", "bits": 4, "group_size": 128}),
+    ("bitsandbytes", {"quant_method": "bitsandbytes", "load_in_4bit": True, "bnb_4bit_quant_type": "nf4"}),
+    ("bitsandbytes", {"quant_method": "bitsandbytes", "load_in_8bit": True}),
+]
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,7 +152,7 @@ def _words(tags: Iterable[str]) -> str:
 class FormatSupport:
     """What each backend computes with, by default, where a file has this format; None: it is refused."""
 
-    container: str  # safetensors or GGUF
+    container: str  # safetensors, GGUF or QUANTIZED
     stored: str
     computed: dict[Backend, str | None]
 
@@ -116,24 +163,85 @@ def format_support() -> list[FormatSupport]:
     rows = [_read("safetensors", name, types[name]) for name in SERVED_FORMATS]
     own = {name: family.name for family in FAMILIES.values() for name in family.formats}
     rows += [_read("safetensors", f"{name} ({family})", name.upper()) for name, family in own.items()]
+    for format, producers in quantized_formats().items():
+        rows.append(_read(QUANTIZED, f"{format} of {', '.join(producers)}", usual_type(format)))
     rows += [_read("GGUF", name, name) for name, _, _ in TENSOR_TYPES.values()]
-    known = {name for name in BYTES_PER_PARAMETER if not name.startswith("gguf:")}
-    rows += [
-        FormatSupport("safetensors", name, dict.fromkeys(BACKENDS))
-        for name in sorted(known - set(types) - own.keys())
-    ]
+    rows += [FormatSupport(QUANTIZED, name, dict.fromkeys(BACKENDS)) for name in NOT_READ]
     return rows
+
+
+def quantized_formats() -> dict[QuantFormat, list[str]]:
+    """The formats that are read, with the producers that write them."""
+    found: dict[QuantFormat, list[str]] = {}
+    for producer, format, _ in _produced():
+        producers = found.setdefault(format, [])
+        if producer not in producers:
+            producers.append(producer)
+    return found
+
+
+def _produced() -> Iterator[tuple[str, QuantFormat, str]]:
+    """Producer, format, and the inputs that its files ask for ("" for none), for each sample."""
+    for producer, settings in PRODUCED:
+        scheme = read_scheme(settings)
+        assert scheme is not None
+        for format in scheme.formats():
+            values = replace(format, activations="", scale=_scale_of(format))
+            yield producer, replace(values, packing="plain", stored_zeros="whole"), scheme.activations()
+
+
+def _scale_of(format: QuantFormat) -> str:
+    """The type that tells formats apart: that of 16- and 32-bit scales is the file's choice."""
+    return format.scale if format.element == "e2m1" else "float32"
 
 
 def _read(container: str, stored: str, type_name: str) -> FormatSupport:
     packed = choose_format("auto", (type_name,), outermost=False, isa="avx512")
     native = FORMAT_NAMES[packed] + ("" if is_lossless(type_name, packed) else " (rounded)")
-    if (narrow := choose_format("auto", (type_name,), outermost=False, isa="avx2")) != packed:
-        native += f"; on AVX2 {FORMAT_NAMES[narrow]}"
+    if (wide := choose_format("auto", (type_name,), outermost=False, isa="amx")) != packed:
+        native += f"; on AMX {FORMAT_NAMES[wide]}" + ("" if is_lossless(type_name, wide) else " (rounded)")
     cuda = "float16" if stored == "float16" else "bfloat16"
     if type_name == "MXFP4" and container == "safetensors":
         cuda = "mxfp4, as stored"
     return FormatSupport(container, stored, {"native": native, "torch": "float32", "cuda": cuda})
+
+
+@dataclass(frozen=True, slots=True)
+class InputSupport:
+    """A format whose files may ask for rounded inputs, and what each backend gives it."""
+
+    stored: str
+    asked: str  # FP8, int8 or FP4
+    computed: dict[Backend, str]
+
+
+def input_support() -> list[InputSupport]:
+    """No backend rounds inputs as a file asks; `--weights auto`."""
+    asked: dict[QuantFormat, list[str]] = {}
+    for _, format, inputs in _produced():
+        if inputs and inputs not in asked.setdefault(format, []):
+            asked[format].append(inputs)
+    return [
+        InputSupport(
+            str(format),
+            " or ".join(kinds),
+            {
+                "native": _native_inputs(usual_type(format)),
+                "torch": "not quantized: float32",
+                "cuda": "not quantized: bfloat16",
+            },
+        )
+        for format, kinds in asked.items()
+        if kinds
+    ]
+
+
+def _native_inputs(type_name: str) -> str:
+    """The library has its own form of inputs for integer weights (docs/native-kernels.md)."""
+    packed = choose_format("auto", (type_name,), outermost=False, isa="avx512")
+    if FORMAT_NAMES[packed] in ("float32", "bfloat16"):
+        return f"not quantized: {FORMAT_NAMES[packed]}"
+    return "the library's own: 15 bits for one row, 8 bits in groups of 32 for more"
 
 
 # ---- as text ----
@@ -160,6 +268,9 @@ def as_json() -> dict[str, Any]:
         "formats": [
             {"container": row.container, "stored": row.stored, "computed": row.computed}
             for row in format_support()
+        ],
+        "inputs": [
+            {"stored": row.stored, "asked": row.asked, "computed": row.computed} for row in input_support()
         ],
         "weights": {backend: list(names) for backend, names in WEIGHT_FORMATS.items()},
     }
@@ -188,6 +299,16 @@ def format_rows() -> list[list[str]]:
         grouped.setdefault((row.container, *cells), []).append(row.stored)
     rows = [[container, ", ".join(names), *cells] for (container, *cells), names in grouped.items()]
     return [["file", "weights stored as", *BACKENDS], *rows]
+
+
+def input_rows() -> list[list[str]]:
+    """The table with its head: formats that are treated alike share a row."""
+    grouped: dict[tuple[str, ...], list[str]] = {}
+    for row in input_support():
+        cells = (row.asked, *(row.computed[backend] for backend in BACKENDS))
+        grouped.setdefault(cells, []).append(row.stored)
+    head = ["weights stored as", "inputs that files may ask for", *(f"inputs on {name}" for name in BACKENDS)]
+    return [head, *([", ".join(names), *cells] for cells, names in grouped.items())]
 
 
 def weights_rows() -> list[list[str]]:

@@ -50,8 +50,8 @@ from ridgeline.engine.run.core import EngineCore
 from ridgeline.engine.run.cuda.runner import CudaRunner
 from ridgeline.engine.start.cuda_trial import cost_of_determinism
 from ridgeline.engine.run.cuda.graphs import ladder
-from ridgeline.engine.plan.request import Request, SamplingParams
-from ridgeline.engine.plan.scheduler import Scheduler, SchedulerLimits
+from ridgeline.engine.schedule.request import Request, SamplingParams
+from ridgeline.engine.schedule.scheduler import Scheduler, SchedulerLimits
 from ridgeline.engine.run.cuda import warm as cuda_warm
 from ridgeline.models.spec.read_spec import read_spec
 from ridgeline.models.weights.torch_weights import random_weights
@@ -240,7 +240,7 @@ def test_a_kernel_has_its_code_before_it_has_its_launcher() -> None:
 def run_python(script: str, *args: str) -> dict[str, Any]:
     env = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
     done = subprocess.run(
-        [sys.executable, "-c", script, *args], capture_output=True, text=True, env=env, timeout=120
+        [sys.executable, "-c", script, *args], capture_output=True, text=True, env=env, timeout=300
     )
     assert done.returncode == 0, done.stderr
     answer: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])

@@ -24,6 +24,10 @@ SCALE_OFFSETS = {
     "Q5_K": [0, 2],
     "Q6_K": [208],
     "MXFP4": [],
+    **{name: [0] for name in ("IQ1_S", "IQ2_XXS", "IQ2_XS", "IQ2_S", "IQ3_XXS", "IQ3_S", "IQ4_NL", "IQ4_XS")},
+    "IQ1_M": [],
+    "TQ1_0": [52],
+    "TQ2_0": [64],
 }
 BLOCK_BYTES = {name: size for name, _, size in TENSOR_TYPES.values()}
 
@@ -35,6 +39,11 @@ def random_blocks(type_name: str, count: int, seed: int) -> np.ndarray:
     for at in SCALE_OFFSETS[type_name]:
         scales = generator.normal(size=(count, 1)).astype("<f2")
         blocks[:, at : at + 2] = scales.view(np.uint8)
+    if type_name == "IQ1_M":  # the high nibbles of its last four words are a float16
+        scale = generator.normal(size=count).astype("<f2").view("<u2")
+        for word in range(4):
+            high = blocks[:, 49 + 2 * word]
+            high[:] = high & 15 | (scale >> 4 * word & 15) << 4
     if type_name == "MXFP4":
         blocks[:, 0] = generator.integers(104, 144, count)  # powers of two that half precision has
     return blocks

@@ -84,7 +84,7 @@ def ridgeline(*words: str, hub: str, home: Path, cwd: Path | None = None) -> sub
     root = str(Path(__file__).resolve().parents[2])
     environ = {**os.environ, "HF_ENDPOINT": hub, "HF_HOME": str(home), "PYTHONPATH": root}
     command = [sys.executable, "-m", "ridgeline.cli.main", *words]
-    return subprocess.run(command, env=environ, cwd=cwd, capture_output=True, text=True, timeout=60)
+    return subprocess.run(command, env=environ, cwd=cwd, capture_output=True, text=True, timeout=300)
 
 
 def test_a_bare_id_is_fetched_without_pickles_and_stays_usable_without_the_hub(

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from ridgeline.models.text import tokenizer as module
 from ridgeline.models.text.tokenizer import PIECE_CHARACTERS, Tokenizer
 from tests.conftest import LiveServer
+from tests.patience import PATIENCE_S
 
 MEGABYTES = {  # each 7.6 MB as UTF-8, just below what a body may have
     "emoji": "😀🎉👩" * 630_000,
@@ -89,7 +90,7 @@ def test_megabytes_of_emoji_are_refused_by_a_real_server(live_server: LiveServer
     text = MEGABYTES["emoji"]
     message = {"messages": [{"role": "user", "content": text}], "max_tokens": 1, "model": "smollm2-135m"}
     body = message if "chat" in path or "messages" in path else {"prompt": text}
-    answer = httpx.post(live_server.base_url + path, json=body, timeout=60)
+    answer = httpx.post(live_server.base_url + path, json=body, timeout=PATIENCE_S)
     assert answer.status_code == 400
     numbers = [int(number) for number in re.findall(r"\d{7,}", answer.json()["error"]["message"])]
     assert pytest.approx(3 * len(text), rel=0.05) in numbers, answer.text

@@ -14,11 +14,13 @@ import torch
 from gguf import GGMLQuantizationType
 
 from ridgeline.models.errors import BrokenModel
+from ridgeline.models.files.gguf import BLOCK_SIZES
 from ridgeline.models.spec.ffn import Dense, Experts
 from ridgeline.models.spec.mixers import Attention
 from ridgeline.models.spec.read_spec import read_spec
 from ridgeline.models.spec.rope import RopeSpec
 from ridgeline.models.weights.packed import POLICIES, PackedDecoder, load_packed, native_refusal, plan_packed
+from ridgeline.models.weights.packed_formats import SIX_BIT_ISAS
 from ridgeline.models.weights.torch_weights import DecoderTensors, load_weights, tensors_of
 from ridgeline.ops.cpu.library import Format, PackedMatrix, available_isas, unpack
 from tests.models.test_dequant import random_blocks
@@ -27,6 +29,7 @@ from tests.models.tiny_checkpoints import Pack, packed_as, tiny_model, write_ggu
 
 F32 = GGMLQuantizationType.F32
 FAMILIES = ["llama", "llama-tied-biased", "mistral", "qwen2", "qwen3", "gemma3", "gemma3-untied-capped"]
+KEPT = [("Q4_K", Format.Q4_K), ("Q5_K", Format.Q8_FM), ("TQ1_0", Format.Q4_H), ("TQ2_0", Format.Q4_H)]
 NORMS = ("attn_norm", "ffn_norm", "q_norm", "k_norm", "post_attn_norm", "post_ffn_norm")
 
 
@@ -98,9 +101,10 @@ def mixed(kinds: dict[str, str], other: str) -> Pack:
 
     def pack(name: str, values: np.ndarray) -> tuple[np.ndarray, GGMLQuantizationType]:
         kind = next((kind for part, kind in kinds.items() if part in name), other)
-        if values.ndim == 1 or not kind.endswith("_K"):
+        if values.ndim == 1 or (not kind.endswith("_K") and not kind.startswith("IQ")):
             return packed_as(GGMLQuantizationType[kind])(name, values)
-        blocks = random_blocks(kind, values.size // 256, seed=len(name)).reshape(len(values), -1)
+        elements = BLOCK_SIZES[kind][0]
+        blocks = random_blocks(kind, values.size // elements, seed=len(name)).reshape(len(values), -1)
         return blocks, GGMLQuantizationType[kind]
 
     return pack
@@ -134,17 +138,21 @@ def test_rows_of_every_gguf_architecture_are_in_the_decoders_order(name: str, tm
         ("Q5_1", Format.Q8_FM),
         ("Q8_0", Format.Q8_H),
         ("BF16", Format.BF16),
+        ("IQ4_NL", Format.Q8_H),
     ],
 )
 def test_what_a_gguf_file_stores_is_kept_without_loss(kind: str, format: Format, tmp_path: Path) -> None:
-    write_gguf(tiny_model("llama"), tmp_path / "tiny.gguf", packed_as(GGMLQuantizationType[kind]))
+    write_gguf(tiny_model("llama"), tmp_path / "tiny.gguf", mixed({}, kind))
     packed = pack(tmp_path / "tiny.gguf")
     assert formats(packed) == {packed.embedding.format} == {format}
     assert packed.notes == ()
     assert_equal(packed, torch_weights(tmp_path / "tiny.gguf"))
 
 
-@pytest.mark.parametrize(("kind", "format"), [("Q4_K", Format.Q4_K), ("Q5_K", Format.Q8_FM)])
+@pytest.mark.parametrize(
+    ("kind", "format"),
+    [("Q4_K", Format.Q4_K), ("Q5_K", Format.Q8_FM), ("TQ1_0", Format.Q4_H), ("TQ2_0", Format.Q4_H)],
+)
 def test_k_quants_with_groups_of_32_are_kept_without_loss(kind: str, format: Format, tmp_path: Path) -> None:
     write_gguf(tiny_model("qwen3-wide"), tmp_path / "tiny.gguf", mixed({}, kind))
     packed = pack(tmp_path / "tiny.gguf")
@@ -152,11 +160,13 @@ def test_k_quants_with_groups_of_32_are_kept_without_loss(kind: str, format: For
     assert_equal(packed, torch_weights(tmp_path / "tiny.gguf"))
 
 
-@pytest.mark.skipif("avx2" not in available_isas(), reason="packed for AVX2")
+@pytest.mark.parametrize("isa", SIX_BIT_ISAS)
 def test_q6_k_is_kept_without_loss_where_six_bits_are_fast(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    isa: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("RIDGELINE_ISA", "avx2")
+    if isa not in available_isas():
+        pytest.skip(f"this CPU has no {isa}")
+    monkeypatch.setenv("RIDGELINE_ISA", isa)
     write_gguf(tiny_model("qwen3-wide"), tmp_path / "tiny.gguf", mixed({}, "Q6_K"))
     packed = pack(tmp_path / "tiny.gguf")
     assert formats(packed) == {Format.Q6_K}
@@ -165,7 +175,11 @@ def test_q6_k_is_kept_without_loss_where_six_bits_are_fast(
 
 
 @pytest.mark.parametrize(
-    ("kind", "format"), [("Q6_K", Format.Q8_H), ("Q3_K", Format.Q8_H), ("Q2_K", Format.Q8_FM)]
+    ("kind", "format"),
+    [
+        *(("Q6_K", Format.Q8_H), ("Q3_K", Format.Q8_H), ("Q2_K", Format.Q8_FM)),
+        *((kind, Format.Q8_H) for kind in ("IQ4_XS", "IQ3_S", "IQ2_XXS", "IQ1_M")),
+    ],
 )
 def test_k_quants_with_groups_of_16_are_rounded_to_8_bits_and_that_is_said(
     kind: str, format: Format, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -427,7 +441,7 @@ load_packed(path, read_spec(path), keep=False).table(max_context=64, num_blocks=
 print(sorted(sys.modules.keys() & {{"torch", "safetensors", "transformers"}}))
 """
     result = subprocess.run(
-        [sys.executable, "-c", program], capture_output=True, text=True, env=dict(os.environ), timeout=120
+        [sys.executable, "-c", program], capture_output=True, text=True, env=dict(os.environ), timeout=300
     )
     assert result.returncode == 0, result.stderr
     assert result.stdout.strip() == "[]"

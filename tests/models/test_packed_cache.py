@@ -133,7 +133,7 @@ def test_the_checkpoint_is_let_go_once_it_is_packed(model: Path) -> None:
     plan = plan_packed(model, read_spec(model))
     packed = plan.load(None)
     mappings = Path("/proc/self/maps").read_text()
-    assert "model.safetensors" not in mappings
+    assert str(model) not in mappings  # other tests of this process may keep their own checkpoints
     assert packed.nbytes == plan.nbytes
 
 

@@ -10,7 +10,7 @@ from ridgeline.models.errors import ModelNotFound
 from ridgeline.models.spec.cache_layout import CacheLayout
 from ridgeline.models.spec.find_spec import find_spec, published_for
 from ridgeline.models.spec.model_spec import ModelSpec
-from ridgeline.models.spec.published import find_published, published_models
+from ridgeline.models.spec.published import find_published, published_id, published_models
 from tests.models.test_planned_specs import CONFIGS
 
 # Totals on Hugging Face, of the language model; those of the configs at hand are in test_planned_specs.
@@ -67,6 +67,14 @@ def test_a_model_is_found_by_name_and_hub_id(name: str) -> None:
     assert found is not None
     assert found.hub_ids[0] == "Qwen/Qwen3-8B"
     assert find_spec(name).parameters == 8_190_735_360
+
+
+@pytest.mark.parametrize("model", [one for known in published_models() for one in known.hub_ids])
+def test_a_hub_id_names_itself_and_not_another_model_of_its_shape(model: str) -> None:
+    for name in (model, f"hf:{model}", model.lower(), model.partition("/")[2]):
+        known = find_published(name)
+        assert known is not None
+        assert published_id(known, name) == model
 
 
 def test_a_revision_is_not_what_was_published() -> None:

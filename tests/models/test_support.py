@@ -10,6 +10,8 @@ from ridgeline.models import support
 from ridgeline.models.spec.coverage import COMPUTED, kinds_of, refusal
 from ridgeline.models.spec.declarations.family import Family
 from ridgeline.models.spec.families import FAMILIES, SERVED_FORMATS, check_servable
+from ridgeline.models.spec.precision import Precision, packed_precision
+from ridgeline.models.weights.packed_formats import FORMAT_NAMES, choose_format
 
 BY_NAME = {row.family.name: row for row in support.family_support()}
 
@@ -52,10 +54,35 @@ def test_formats_say_what_is_computed_or_refused() -> None:
     assert rows["safetensors", "bfloat16"] == {"native": "bfloat16", "torch": "float32", "cuda": "bfloat16"}
     assert rows["safetensors", "float32"]["native"] == "bfloat16 (rounded)"
     assert rows["GGUF", "Q4_K"]["native"] == "int4 (Q4_K)"
-    assert rows["GGUF", "Q6_K"]["native"] == "int8 (rounded); on AVX2 int6 (Q6_K)"
+    assert rows["GGUF", "Q6_K"]["native"] == "int6 (Q6_K); on AMX int8 (rounded)"
     assert rows["safetensors", "mxfp4 (gpt_oss)"]["native"] == "int8"
-    assert set(rows["safetensors", "nvfp4"].values()) == {None}
+    blocks = rows[support.QUANTIZED, "FP8 (blocks of 128×128) of fp8, compressed-tensors"]
+    assert blocks == {"native": "bfloat16 (rounded)", "torch": "float32", "cuda": "bfloat16"}
+    int4 = rows[support.QUANTIZED, "int4 (groups of 128) of compressed-tensors, gptq"]
+    assert int4["native"] == "int4 (Q4_0)"
+    assert rows["GGUF", "IQ4_NL"]["native"] == "int8"
+    assert rows["GGUF", "IQ2_XS"]["native"] == "int8 (rounded)"
+    assert set(rows[support.QUANTIZED, "aqlm"].values()) == {None}
     assert {stored for container, stored in rows if container == "safetensors"} >= set(SERVED_FORMATS)
+
+
+@pytest.mark.parametrize(("precision", "stored"), [("fp8", "FP8"), ("nvfp4", "NVFP4"), ("mxfp4", "MXFP4")])
+def test_the_planner_counts_what_the_native_library_keeps(precision: str, stored: str) -> None:
+    kept = FORMAT_NAMES[choose_format("auto", (stored,), outermost=False, isa="avx512")]
+    assert packed_precision(Precision.named(precision)).experts == kept
+
+
+def test_formats_that_ask_for_rounded_inputs_say_what_they_get() -> None:
+    rows = {row.stored: row for row in support.input_support()}
+    assert {row.asked for row in rows.values()} == {"FP8", "FP4", "int8"}
+    blocks = rows["FP8 (blocks of 128×128)"]
+    assert blocks.computed == {
+        "native": "not quantized: bfloat16",
+        "torch": "not quantized: float32",
+        "cuda": "not quantized: bfloat16",
+    }
+    assert rows["int8 (a scale per row)"].computed["native"].startswith("the library's own")
+    assert not any(name.startswith("int4") for name in rows)  # GPTQ and AWQ ask for nothing
 
 
 def test_it_is_json() -> None:

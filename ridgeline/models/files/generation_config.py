@@ -29,7 +29,7 @@ _HF_KEYS = {
     "repetition_penalty": "repetition_penalty",
     "max_new_tokens": "max_tokens",
 }
-_GGUF_KEYS = {
+GGUF_KEYS = {
     "temp": "temperature",
     "top_p": "top_p",
     "top_k": "top_k",
@@ -117,7 +117,7 @@ def _of_model(path: Path) -> SamplingDefaults:
             for key, value in metadata.items()
             if key.startswith(GGUF_PREFIX)
         }
-        return _read(values, _GGUF_KEYS, f"{path.name}: {GGUF_PREFIX}", f"{GGUF_PREFIX}* of {path.name}")
+        return _read(values, GGUF_KEYS, f"{path.name}: {GGUF_PREFIX}", f"{GGUF_PREFIX}* of {path.name}")
     beside = path.name.removesuffix("config.json")  # for a config.json on its own, as `read_spec` accepts
     file = path.with_name(beside + FILE_NAME) if path.suffix == ".json" else path / FILE_NAME
     return _of_file(file) if file.is_file() else NO_DEFAULTS

@@ -63,7 +63,18 @@ TENSOR_TYPES: dict[int, tuple[str, int, int]] = {
     12: ("Q4_K", 256, 144),
     13: ("Q5_K", 256, 176),
     14: ("Q6_K", 256, 210),
+    16: ("IQ2_XXS", 256, 66),
+    17: ("IQ2_XS", 256, 74),
+    18: ("IQ3_XXS", 256, 98),
+    19: ("IQ1_S", 256, 50),
+    20: ("IQ4_NL", 32, 18),
+    21: ("IQ3_S", 256, 110),
+    22: ("IQ2_S", 256, 82),
+    23: ("IQ4_XS", 256, 136),
+    29: ("IQ1_M", 256, 56),
     30: ("BF16", 1, 2),
+    34: ("TQ1_0", 256, 54),
+    35: ("TQ2_0", 256, 66),
     39: ("MXFP4", 32, 17),
 }
 BLOCK_SIZES = {name: (elements, size) for name, elements, size in TENSOR_TYPES.values()}
@@ -95,6 +106,7 @@ class GgufFile:
         except (OSError, ValueError) as error:
             raise BrokenModel(f"{self.path}: cannot be read: {error}") from error
         self._pos, self._header_limit = 0, min(len(self._map), MAX_HEADER_BYTES)
+        self._spans: dict[str, tuple[int, int]] = {}  # of the metadata's values, types included
         try:
             tensor_count, key_count = self._read_header()
             self.metadata: dict[str, Any] = self._read_metadata(key_count)
@@ -108,6 +120,11 @@ class GgufFile:
 
         tensor = self.tensors[name]
         return np.frombuffer(self._map, dtype=np.uint8, count=tensor.nbytes, offset=tensor.offset)
+
+    def raw_value(self, key: str) -> bytes:
+        """A metadata value as it is stored: its type's number and its bytes."""
+        begin, end = self._spans[key]
+        return self._map[begin:end]
 
     @property
     def architecture(self) -> str:
@@ -135,7 +152,9 @@ class GgufFile:
             key = self._string()
             if key in metadata:
                 raise self._broken(f"has a duplicate metadata key: {key[:MAX_NAME_BYTES]!r}")
+            begin = self._pos
             metadata[key] = self._value(self._scalar(4))
+            self._spans[key] = (begin, self._pos)
         return metadata
 
     def _value(self, kind: int) -> Any:

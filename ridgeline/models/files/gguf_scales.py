@@ -44,6 +44,11 @@ _FLOATS = {
     "Q4_K": _halves(0, 2),
     "Q5_K": _halves(0, 2),
     "Q6_K": _halves(208),
+    **{name: _halves(0) for name in ("IQ1_S", "IQ2_XXS", "IQ2_XS", "IQ2_S", "IQ3_XXS", "IQ3_S")},
+    **{name: _halves(0) for name in ("IQ4_NL", "IQ4_XS")},
+    "IQ1_M": _Floats("<u4", 0x7000_C000, (52,)),  # its exponent is in the high bits of two words
+    "TQ1_0": _halves(52),
+    "TQ2_0": _halves(64),
     "MXFP4": _Floats("u1", 0xFF, (0,), 253),  # powers of two; times 6, the last ones exceed float32
 }
 

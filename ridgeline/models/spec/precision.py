@@ -18,6 +18,7 @@ BYTES_PER_PARAMETER: dict[str, float] = {
     "float16": 2.0,
     "fp8": 1.0,
     "int8": 1.0,
+    "int8-channel": 1.0,  # the native library's, with one scale per output
     "int4": 0.5,
     "nvfp4": 0.5 + 1 / 16,
     "mxfp4": 0.5 + 1 / 32,
@@ -90,6 +91,17 @@ def format_name(name: str) -> str:
 def bytes_of(name: str) -> float:
     """Bytes per number in that format, block scales included."""
     return BYTES_PER_PARAMETER[format_name(name)]
+
+
+def packed_precision(stored: Precision) -> Precision:
+    """What the native library keeps of a checkpoint: it has no 8- and 4-bit floats (`packed_formats`)."""
+    packed = {"fp8": "bfloat16", "nvfp4": "int8", "mxfp4": "int8"}
+    kept = {field: packed.get(name, name) for field, name in _parts(stored).items()}
+    return Precision(**kept)
+
+
+def _parts(precision: Precision) -> dict[str, str]:
+    return {field: getattr(precision, field) for field in ("linear", "experts", "rest", "attention")}
 
 
 def as_precision(precision: Precision | str) -> Precision:

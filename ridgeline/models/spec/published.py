@@ -35,6 +35,13 @@ def find_published(model: str) -> PublishedModel | None:
     return next((known for known in _all() if wanted in _names(known)), None)
 
 
+def published_id(known: PublishedModel, model: str) -> str:
+    """The hub id that `model` names. Several models may have the same shape."""
+    wanted = model.removeprefix("hf:").lower()
+    named = (one for one in known.hub_ids if wanted in (one.lower(), one.lower().partition("/")[2]))
+    return next(named, known.hub_ids[0])
+
+
 def nearest_published(name: str, most: int = 2) -> list[str]:
     """Hub ids of models whose names start like this one, such as llama3 or qwen3:8b; closest first."""
     wanted = _letters(name)

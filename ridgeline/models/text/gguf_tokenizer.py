@@ -34,7 +34,7 @@ class TokenType(enum.IntEnum):
     BYTE = 6
 
 
-_SPECIAL_TOKEN_IDS = {
+SPECIAL_TOKEN_IDS = {
     "bos_token": "bos_token_id",
     "eos_token": "eos_token_id",
     "unk_token": "unknown_token_id",
@@ -191,7 +191,7 @@ class _Reader:
         return [token for token, kind in zip(self._tokens, self._types, strict=True) if kind in types]
 
     def _special_tokens(self) -> dict[str, str]:
-        ids = {name: self._token_id(key) for name, key in _SPECIAL_TOKEN_IDS.items()}
+        ids = {name: self._token_id(key) for name, key in SPECIAL_TOKEN_IDS.items()}
         return {name: self._tokens[index] for name, index in ids.items() if index is not None}
 
     def _token_id(self, key: str) -> int | None:

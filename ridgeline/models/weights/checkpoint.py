@@ -11,10 +11,20 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Protocol
 
+import numpy as np
+
 from ridgeline.models.errors import BrokenModel
 from ridgeline.models.files.checkpoint_files import weights_file
+from ridgeline.models.quantized.blocks import float_rows
+from ridgeline.models.quantized.packings import StoredMatrix
 from ridgeline.models.spec.model_spec import ModelSpec
-from ridgeline.models.weights.dequant import BLOCK_SIZES, Bytes, Floats, dequantize_chunks
+from ridgeline.models.weights.dequant import (
+    BLOCK_SIZES,
+    CHUNK_ELEMENTS,
+    Bytes,
+    Floats,
+    dequantize_chunks,
+)
 from ridgeline.models.weights.gguf_source import GgufSource
 from ridgeline.models.weights.layout import Piece
 from ridgeline.models.weights.places import Place, stored_rows
@@ -37,7 +47,11 @@ class TensorSource(Protocol):
     def is_harmless(self, name: str) -> bool: ...
 
     def type_of(self, name: str) -> str:
-        """A type that `dequant` reads: F32, BF16, Q4_0, …; any other is rejected."""
+        """A type that `dequant` reads: F32, BF16, Q4_0, …; any other is rejected. Of a matrix with separate
+        scales the words for its format."""
+
+    def matrix(self, name: str) -> StoredMatrix | None:
+        """The matrix of a tensor that is stored with separate scales; None for any other, which has `raw`."""
 
     def raw(self, name: str) -> Bytes:
         """The tensor's bytes, as a read-only view of the file."""
@@ -82,7 +96,11 @@ def sharded_places(
 ) -> tuple[dict[Piece, Place], dict[tuple[int | None, str], Shard]]:
     """Where the pieces of one process are, and the shards of its tensors; checked before anything is read."""
     whole = checked_places(source, spec, path)
-    places = shard_places(whole, spec, rank, lambda name: BLOCK_SIZES[source.type_of(name)][0])
+
+    def block_of(name: str) -> int:
+        return 1 if source.matrix(name) is not None else BLOCK_SIZES[source.type_of(name)][0]
+
+    places = shard_places(whole, spec, rank, block_of)
     return places, tensor_shards(whole, spec, rank)
 
 
@@ -126,7 +144,19 @@ def _column_bytes(source: TensorSource, place: Place, width: int, row_bytes: int
 
 def float_chunks(source: TensorSource, piece: Piece, place: Place) -> Iterator[tuple[int, Floats]]:
     """(index of the first element, elements) of a piece, in bounded parts."""
+    matrix = source.matrix(place.name)
+    if matrix is not None:
+        return _matrix_chunks(matrix, piece, place)
     return dequantize_chunks(stored_bytes(source, piece, place), source.type_of(place.name))
+
+
+def _matrix_chunks(matrix: StoredMatrix, piece: Piece, place: Place) -> Iterator[tuple[int, Floats]]:
+    rows = np.arange(piece.shape[0]) if place.rows is None else place.rows
+    begin, end = place.columns or (0, matrix.shape[1])
+    step = max(1, CHUNK_ELEMENTS // matrix.shape[1])
+    for first in range(0, len(rows), step):
+        values = float_rows(matrix, rows[first : first + step])[:, begin:end]
+        yield first * (end - begin), np.ascontiguousarray(values).reshape(-1)
 
 
 def not_finite(source: TensorSource, name: str, dtype: str) -> BrokenModel:

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from ridgeline.models.files.gguf import TENSOR_TYPES
+from ridgeline.models.quantized import iq
 
 Bytes = np.ndarray[Any, np.dtype[np.uint8]]
 Floats = np.ndarray[Any, np.dtype[np.float32]]
@@ -223,4 +224,5 @@ _DECODERS: dict[str, Callable[[Bytes], Floats]] = {
     "Q5_K": _q5_k,
     "Q6_K": _q6_k,
     "MXFP4": _mxfp4,
+    **iq.DECODERS,
 }

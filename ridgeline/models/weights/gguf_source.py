@@ -49,6 +49,9 @@ class GgufSource:
     def type_of(self, name: str) -> str:
         return self.file.tensors[name].type
 
+    def matrix(self, name: str) -> None:
+        """GGUF's types are blocks: none is a matrix with separate scales."""
+
     def raw(self, name: str) -> Bytes:
         return self.file.raw(name)
 

@@ -24,6 +24,7 @@ import numpy as np
 
 from ridgeline.machine import cache_dir
 from ridgeline.models.files.checkpoint_files import shard_paths, weights_file
+from ridgeline.models.sources.file_hashes import touch
 from ridgeline.models.spec.model_spec import ModelSpec
 from ridgeline.models.weights.packed_file import DamagedFile, Header, PackedImage, read_header, read_image
 from ridgeline.models.weights.packed_formats import SIX_BIT_ISAS
@@ -32,7 +33,7 @@ from ridgeline.ops.cpu.library import Format, choose_isa, pack_float
 
 _Found = TypeVar("_Found")
 
-PACKED_VERSION = 3  # raised with every change to the packing, so that older entries are packed again
+PACKED_VERSION = 4  # raised with every change to the packing, so that older entries are packed again
 MAX_CACHE_BYTES = 64 << 30
 LEFT_FREE_BYTES = 1 << 30  # of the disk: the cache must not fill it
 MIN_ENTRY_BYTES = 8 << 20  # smaller ones are packed quickly
@@ -49,21 +50,31 @@ def packed_dir() -> Path:
 
 def source_key(path: Path, spec: ModelSpec, weights: str) -> Key:
     """Everything that packed weights depend on. OSError if a source file cannot be read."""
-    file = weights_file(path)
-    files = [file] if file.suffix != ".json" else [file, *shard_paths(file)]
-    config = file.with_name("config.json")
-    if file.suffix != ".gguf" and config.is_file():
-        files.append(config)
+    return {
+        **machine_key(),
+        "weights": weights,
+        "family": spec.family,
+        "norm_offset": spec.norm.offset,
+        "files": [fingerprint(each) for each in source_files(path)],
+    }
+
+
+def machine_key() -> Key:
+    """The part of a key that depends on the library and the instruction set."""
     return {
         "version": PACKED_VERSION,
         "abi": ABI_VERSION,
         "layout": _layout_fingerprint(),
-        "weights": weights,
         "six_bits": choose_isa() in SIX_BIT_ISAS,
-        "family": spec.family,
-        "norm_offset": spec.norm.offset,
-        "files": [_fingerprint(each) for each in files],
     }
+
+
+def source_files(path: Path) -> list[Path]:
+    """The files that packed weights are made from."""
+    file = weights_file(path)
+    files = [file] if file.suffix != ".json" else [file, *shard_paths(file)]
+    beside = (file.with_name(name) for name in ("config.json", "hf_quant_config.json"))
+    return files + [each for each in beside if file.suffix != ".gguf" and each.is_file()]
 
 
 def entry_path(key: Key) -> Path:
@@ -92,7 +103,7 @@ def load_entry(key: Key) -> PackedImage | None:
     image = _read_or_remove(path, read_image) if find_entry(key) else None
     if image is not None:
         with contextlib.suppress(OSError):  # a read-only cache works too
-            os.utime(path)
+            touch(path)
     return image
 
 
@@ -128,7 +139,7 @@ def keep_entry(key: Key, temporary: Path) -> None:
         _remove_least_used(path)
 
 
-def _fingerprint(file: Path) -> Key:
+def fingerprint(file: Path) -> Key:
     """A file's path, size, time and ends: enough to notice a change without reading all of it."""
     file = file.resolve()
     with file.open("rb") as content:

@@ -1,8 +1,9 @@
 """Chooses the packed format of a matrix, from the user's setting and the types of its stored tensors.
 
 "auto" keeps the stored precision, in the smallest format that holds all of a matrix's tensors without loss.
-K-quants with scales per 16 weights have no such format, except Q6_K on some instruction sets. They become
-8-bit groups of 32, whose rounding error is a small part of the K-quant's.
+K-quants with scales per 16 weights have no such format, except Q6_K on some instruction sets. They and other
+types of up to 4 bits become 8-bit groups of 32, whose rounding error is a small part of the type's own; FP8
+becomes bfloat16, because the smallest weights of a group would lose more than their own rounding in 8 bits.
 Called by `packing`; does not read files or bytes.
 """
 
@@ -27,8 +28,8 @@ FORMAT_NAMES = {
 }
 
 _SMALLEST_FIRST = (Format.Q4_H, Format.Q4_HM, Format.Q4_K, Format.Q6_K, Format.Q8_H, Format.Q8_FM)
-# The instruction sets that multiply six bits faster than eight. The others round Q6_K to 8 bits.
-SIX_BIT_ISAS = ("avx2",)
+# The instruction sets that multiply six bits at least as fast as eight. The others round Q6_K to 8 bits.
+SIX_BIT_ISAS = ("avx2", "avx512vnni", "avx512")
 
 # Without loss: stored type → format → the GGUF type whose blocks the library packs into it. If that is
 # another type, `reblock` rewrites the blocks. MXFP4: but for steps below 2^-24.
@@ -42,17 +43,23 @@ LOSSLESS: dict[str, dict[Format, str]] = {
     "Q6_K": {Format.Q6_K: "Q6_K"},
     "Q8_0": {Format.Q8_H: "Q8_0"},
     "MXFP4": {Format.Q8_H: "Q8_0"},
+    "IQ4_NL": {Format.Q8_H: "Q8_0"},
+    "TQ1_0": {Format.Q4_H: "Q4_0"},
+    "TQ2_0": {Format.Q4_H: "Q4_0"},
 }
+_CODEBOOKS = ("IQ1_M", "IQ1_S", "IQ2_S", "IQ2_XS", "IQ2_XXS", "IQ3_S", "IQ3_XXS", "IQ4_XS")
 # With a rounding finer than the type's own, or (Q8_0 next to types with minima) as the best available.
 _NEARLY: dict[str, tuple[Format, ...]] = {
     "Q6_K": (Format.Q8_H, Format.Q8_FM),
     "Q3_K": (Format.Q8_H, Format.Q8_FM),
     "Q2_K": (Format.Q8_FM,),
     "Q8_0": (Format.Q8_FM,),
+    **dict.fromkeys((*_CODEBOOKS, "NVFP4", "NF4", "INT4"), (Format.Q8_H, Format.Q8_FM)),
+    **dict.fromkeys(("TQ1_0", "TQ2_0"), (Format.Q8_H, Format.Q8_FM)),
 }
 _EXACT_FLOATS: dict[Format, tuple[str, ...]] = {
     Format.BF16: ("BF16", "MXFP4"),
-    Format.F32: ("F32", "F16", "BF16", *LOSSLESS, "Q3_K", "Q2_K"),
+    Format.F32: ("F32", "F16", "BF16", *LOSSLESS, *_NEARLY, "FP8", "INT8"),
 }
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,6 +17,8 @@ from numpy.typing import NDArray
 from ridgeline.models.errors import BrokenModel
 from ridgeline.models.files.gguf import BLOCK_SIZES, TENSOR_TYPES
 from ridgeline.models.files.gguf_scales import check_scales
+from ridgeline.models.quantized.blocks import BlockForm, block_form, block_rows, float_rows
+from ridgeline.models.quantized.packings import StoredMatrix
 from ridgeline.models.weights.checkpoint import TensorSource, not_finite, stored_bytes
 from ridgeline.models.weights.dequant import Bytes, Floats, dequantize
 from ridgeline.models.weights.layout import Piece
@@ -52,6 +54,8 @@ class Part:
 
     name: str  # the checkpoint's name
     type: str
+    matrix: StoredMatrix | None  # with separate scales, in blocks of this type; None: the file has the blocks
+    form: BlockForm
     rows: int
     stored_rows: int  # of the whole stored tensor
     order: Rows | None  # row r of the part is its row order[r]
@@ -59,7 +63,24 @@ class Part:
 
 def _part(source: TensorSource, piece: Piece, place: Place) -> Part:
     stored = math.prod(source.shapes()[place.name]) // math.prod(piece.shape[1:])
-    return Part(place.name, source.type_of(place.name), piece.shape[0], stored, place.rows)
+    matrix = source.matrix(place.name)
+    form = BlockForm(source.type_of(place.name)) if matrix is None else block_form(matrix)
+    return Part(place.name, form.type, matrix, form, piece.shape[0], stored, place.rows)
+
+
+def _alike(parts: list[Part], four_bits: bool) -> list[Part]:
+    """Matrices with zero points beside other types: in 8 bits without minima, which hold all of them.
+
+    four_bits: in 4 bits, with minima that may be rounded, if that holds all of them.
+    """
+    if all(part.type == "Q4_1" for part in parts):
+        return parts
+    if four_bits and all(part.type == "Q4_1" or part.form.minima for part in parts):
+        return [replace(part, type="Q4_1") for part in parts]
+    return [
+        replace(part, type="Q8_0") if part.matrix is not None and part.type == "Q4_1" else part
+        for part in parts
+    ]
 
 
 class FusedMatrix:
@@ -67,7 +88,8 @@ class FusedMatrix:
 
     def __init__(self, fused: Fused, source: TensorSource, places: dict[Piece, Place], policy: str) -> None:
         self.name, self.n, self.k = fused.name, fused.n, fused.k
-        self.parts = [_part(source, piece, places[piece]) for piece in fused.parts]
+        parts = [_part(source, piece, places[piece]) for piece in fused.parts]
+        self.parts = _alike(parts, four_bits=policy == "int4" and not fused.is_outermost)
         stored = [part.type for part in self.parts]
         self.format = (
             Format.F32
@@ -84,7 +106,7 @@ class FusedMatrix:
 
     def check(self) -> None:
         """Reject scales and values that are not finite, naming their tensor."""
-        for name, kind in {part.name: part.type for part in self.parts}.items():
+        for name, kind in {part.name: part.type for part in self.parts if part.matrix is None}.items():
             if kind in _GGUF_NUMBERS:
                 check_scales(self._source.raw(name), kind, f"{self._source.where(name)}: tensor {name}")
 
@@ -114,8 +136,13 @@ class FusedMatrix:
         elements, block_bytes = BLOCK_SIZES[target]
         blocks = np.zeros((len(rows), self.k // elements * block_bytes), np.uint8)
         for index in used:
-            stored, inside = self._stored(rows, index)
-            blocks[inside] = reblock(stored, self.parts[index].type, target)
+            part, inside = self.parts[index], self._inside(rows, index)
+            wanted = self._wanted(rows[inside], index)
+            if part.matrix is not None:
+                stored = block_rows(part.matrix, part.type, wanted)
+            else:
+                stored = self._bytes(part, wanted)
+            blocks[inside] = reblock(stored, part.type, target)
         try:
             return library.pack_gguf(_GGUF_NUMBERS[target], blocks, self.k).data
         except library.NativeError as error:
@@ -124,9 +151,12 @@ class FusedMatrix:
     def _packed_floats(self, rows: Rows, used: Sequence[int]) -> Bytes:
         values = np.zeros((len(rows), self.k), np.float32)
         for index in used:
-            part = self.parts[index]
-            stored, inside = self._stored(rows, index)
-            floats = dequantize(stored.reshape(-1), part.type).reshape(-1, self.k)
+            part, inside = self.parts[index], self._inside(rows, index)
+            wanted = self._wanted(rows[inside], index)
+            if part.matrix is not None:
+                floats = float_rows(part.matrix, wanted)
+            else:
+                floats = dequantize(self._bytes(part, wanted).reshape(-1), part.type).reshape(-1, self.k)
             if not max(floats.max(), -floats.min()) <= _LARGEST[self.format]:
                 raise not_finite(self._source, part.name, FORMAT_NAMES[self.format])
             values[inside] = floats
@@ -135,12 +165,15 @@ class FusedMatrix:
         except library.NativeError as error:
             raise self._refused(used, error) from error
 
-    def _stored(self, rows: Rows, index: int) -> tuple[Bytes, NDArray[np.bool_]]:
-        """[rows, bytes] of the rows that belong to this part, and a mask of them."""
-        part, inside = self.parts[index], self._inside(rows, index)
-        tensor = self._source.raw(part.name).reshape(part.stored_rows, -1)
-        wanted = rows[inside] - self._starts[index]
-        return tensor[wanted if part.order is None else part.order[wanted]], inside
+    def _wanted(self, rows: Rows, index: int) -> Rows:
+        """These rows of the matrix as rows of the part's stored tensor."""
+        order = self.parts[index].order
+        within: Rows = rows - self._starts[index]
+        return within if order is None else order[within]
+
+    def _bytes(self, part: Part, wanted: Rows) -> Bytes:
+        rows: Bytes = self._source.raw(part.name).reshape(part.stored_rows, -1)[wanted]
+        return rows
 
     def _used(self, rows: Rows) -> list[int]:
         """The parts that these rows belong to."""
@@ -177,15 +210,32 @@ def conversion_notes(matrices: Sequence[FusedMatrix]) -> tuple[str, ...]:
     """What packing changes, for the start-up message; empty if every value and every size is kept."""
     changed: Counter[tuple[str, Format, str]] = Counter()
     for matrix in matrices:
-        for _, stored in {(part.name, part.type) for part in matrix.parts}:
-            if not is_lossless(stored, matrix.format):
-                changed[stored, matrix.format, "rounded to"] += 1
-            elif stored == MXFP4:
-                exact = matrix.format in (Format.BF16, Format.F32)
-                change = "the same values" if exact else ROUNDED_STEPS
-                changed[stored, matrix.format, f"expanded, with {change}, to"] += 1
+        for part in {part.name: part for part in matrix.parts}.values():
+            if change := _change(part, matrix):
+                changed[_stored_as(part), matrix.format, change] += 1
     return tuple(
         f"{count} tensor{'s' * (count > 1)} stored as {stored} {'are' if count > 1 else 'is'} {change} "
         f"{FORMAT_NAMES[format]}"
         for (stored, format, change), count in sorted(changed.items())
     )
+
+
+def _stored_as(part: Part) -> str:
+    return part.type if part.matrix is None else str(part.matrix.format)
+
+
+def _change(part: Part, matrix: FusedMatrix) -> str:
+    """What becomes of a part's values; empty if they are stored in the same way."""
+    if not is_lossless(part.type, matrix.format):
+        return "rounded to"
+    exact = matrix.format in (Format.BF16, Format.F32)
+    if part.type == MXFP4:
+        return f"expanded, with {'the same values' if exact else ROUNDED_STEPS}, to"
+    if part.matrix is None:
+        return ""
+    if exact:
+        return "expanded, with the same values, to"
+    rounded = ["scales"] * part.form.rounded_scales
+    rounded += ["minima"] * (part.type == "Q4_1" and part.form.minima)
+    kept = f"{' and '.join(rounded)} rounded to float16" if rounded else "the same values"
+    return f"repacked, with {kept}, as"

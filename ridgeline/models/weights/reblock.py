@@ -11,6 +11,7 @@ from collections.abc import Callable
 import numpy as np
 
 from ridgeline.models.files.gguf import BLOCK_SIZES
+from ridgeline.models.quantized import iq
 from ridgeline.models.weights.dequant import E2M1_DOUBLED, Bytes
 
 _LEAST_HALF = -24  # its exponent
@@ -20,8 +21,10 @@ def reblock(rows: Bytes, source: str, target: str) -> Bytes:
     """[rows, bytes per row] of `source` blocks as the same values in `target` blocks."""
     if source == target:
         return rows
-    blocks = rows.reshape(-1, BLOCK_SIZES[source][1])
-    out = np.zeros((len(blocks), BLOCK_SIZES[target][1]), np.uint8)
+    elements, nbytes = BLOCK_SIZES[source]
+    blocks = rows.reshape(-1, nbytes)
+    narrower = elements // BLOCK_SIZES[target][0]  # blocks of the target in one of the source
+    out = np.zeros((len(blocks), narrower * BLOCK_SIZES[target][1]), np.uint8)
     _REWRITES[source, target](blocks, out)
     return out.reshape(len(rows), -1)
 
@@ -63,6 +66,24 @@ def _mxfp4_to_q8_0(blocks: Bytes, out: Bytes) -> None:
     out[:, 2:] = np.rint(np.ldexp(numbers, -lowered)).astype(np.int8).view(np.uint8)
 
 
+def _iq4_nl_to_q8_0(blocks: Bytes, out: Bytes) -> None:
+    out[:, :2] = blocks[:, :2]
+    out[:, 2:] = iq.IQ4_LEVELS.astype(np.int8)[_nibbles(blocks[:, 2:])].view(np.uint8)
+
+
+def _ternary_to_q4_0(type_name: str) -> Callable[[Bytes, Bytes], None]:
+    """Eight blocks of 32 with the same scale."""
+
+    def rewrite(blocks: Bytes, out: Bytes) -> None:
+        digits, scales = iq.ternary(blocks, type_name)
+        codes = (digits + 8).astype(np.uint8).reshape(-1, 2, 16)
+        each = out.reshape(-1, BLOCK_SIZES["Q4_0"][1])
+        each[:, :2] = np.repeat(scales, 8, axis=0)
+        each[:, 2:] = codes[:, 0] | codes[:, 1] << 4
+
+    return rewrite
+
+
 def _nibbles(packed: Bytes) -> Bytes:
     """[blocks, 16] → [blocks, 32]: all low nibbles, then all high ones."""
     return np.concatenate([packed & np.uint8(15), packed >> np.uint8(4)], axis=1)
@@ -75,4 +96,7 @@ _REWRITES: dict[tuple[str, str], Callable[[Bytes, Bytes], None]] = {
     ("Q4_1", "Q5_1"): _q4_1_to_q5_1,
     ("Q4_K", "Q5_K"): _q4_k_to_q5_k,
     ("MXFP4", "Q8_0"): _mxfp4_to_q8_0,
+    ("IQ4_NL", "Q8_0"): _iq4_nl_to_q8_0,
+    ("TQ1_0", "Q4_0"): _ternary_to_q4_0("TQ1_0"),
+    ("TQ2_0", "Q4_0"): _ternary_to_q4_0("TQ2_0"),
 }

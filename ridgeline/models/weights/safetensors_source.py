@@ -1,6 +1,7 @@
 """Hugging Face checkpoints in safetensors: one file, or shards listed by an index. Memory-mapped.
 
-The family's NameMap has the tensors' names; `safetensors_file` reads the format.
+The family's NameMap has the tensors' names; `safetensors_file` reads the format. A quantized matrix is seen
+as one tensor, named like an unquantized one (`quantized.tensors`, `mxfp4`).
 """
 
 from __future__ import annotations
@@ -15,6 +16,8 @@ import numpy as np
 from ridgeline.models.errors import BrokenModel, UnsupportedModel
 from ridgeline.models.files.checkpoint_files import shard_paths
 from ridgeline.models.files.safetensors_file import SafetensorsFile, SafetensorsTensor
+from ridgeline.models.quantized.packings import StoredMatrix, StoredTensor
+from ridgeline.models.quantized.tensors import QuantizedTensors
 from ridgeline.models.spec.families import FAMILIES
 from ridgeline.models.spec.model_spec import ModelSpec
 from ridgeline.models.weights.dequant import Bytes, Floats, dequantize_chunks
@@ -65,6 +68,7 @@ class SafetensorsSource:
         for name, pair in self._pairs.items():
             self._places[name] = self._places.pop(pair.blocks)
             self._scales[name] = self._places.pop(pair.scales)
+        self._quantized = self._quantized_tensors()
         names = self._names = FAMILIES[spec.family].hf_names
         embed = names.top["embed"]
         self._prefix = next((p for p in names.prefixes if p + embed in self._places), names.prefixes[0])
@@ -73,6 +77,26 @@ class SafetensorsSource:
         self._transposed = self._transposed_names()
         self._shapes = {name: self._shape(name) for name in self._places}
         self._check_tied_head()
+
+    def _quantized_tensors(self) -> QuantizedTensors | None:
+        if self.spec.quantization is None:
+            return None
+        elements, files = (
+            dict(self._places),
+            self._files,
+        )  # no cycle through self: mappings end with the source
+
+        def load(name: str) -> StoredTensor:
+            file = files[elements[name]]
+            tensor = file.tensors[name]
+            return StoredTensor(tensor.dtype, tensor.shape, file.raw(name))
+
+        found = QuantizedTensors(self.spec.quantization, elements, load, str(self.path))
+        for name in found.taken:
+            del self._places[name]
+        for name in found.names():
+            self._places[name] = elements[found.elements(name)]
+        return found
 
     def places(self) -> dict[Piece, Place]:
         return find_places(self.spec, self._names, self._prefix, self._head)
@@ -83,18 +107,26 @@ class SafetensorsSource:
 
     def is_verbatim(self, name: str) -> bool:
         """Whether `raw` is a range of the file."""
-        return name not in self._transposed and name not in self._pairs
+        return name not in self._transposed and name not in self._pairs and self.matrix(name) is None
+
+    def matrix(self, name: str) -> StoredMatrix | None:
+        """The matrix of a quantized tensor; None for any other."""
+        return None if self._quantized is None else self._quantized.matrix(name)
 
     def where(self, name: str) -> Path:
         return self._places[name]
 
     def is_harmless(self, name: str) -> bool:
         tied_head = name == self._head and self.spec.tied_embeddings
+        if self._quantized is not None and name.endswith(".bias") and self._quantized.is_zero_bias(name):
+            return True
         return tied_head or self._harmless.search(name) is not None
 
     def type_of(self, name: str) -> str:
         if name in self._pairs:
             return MXFP4
+        if (matrix := self.matrix(name)) is not None:
+            return str(matrix.format)
         dtype = self._files[self._places[name]].tensors[name].dtype
         if dtype not in READABLE_DTYPES:
             raise UnsupportedModel(
@@ -124,12 +156,19 @@ class SafetensorsSource:
         """The location of the tensor's bytes in `where(name)`, for a loader that reads the file itself."""
         return self._files[self._places[name]].tensors[name]
 
+    def stored(self, name: str) -> StoredTensor:
+        """A tensor byte for byte as its file has it, also one that is stored transposed."""
+        tensor = self.tensor(name)
+        return StoredTensor(tensor.dtype, tensor.shape, self._files[self._places[name]].raw(name))
+
     def rope_divisors(self) -> Floats | None:
         return None
 
     def _shape(self, name: str) -> tuple[int, ...]:
         if name in self._pairs:
             return self._pairs[name].shape
+        if (matrix := self.matrix(name)) is not None:
+            return matrix.shape
         shape = self.tensor(name).shape
         return (*shape[:-2], shape[-1], shape[-2]) if name in self._transposed else shape
 
@@ -137,7 +176,11 @@ class SafetensorsSource:
         layers = (self._names.layer_prefix.format(layer=layer) for layer in range(self.spec.num_layers))
         stored = self._names.transposed
         found = {self._prefix + layer + name for layer in layers for name in stored}
-        plain = {name for name in found if name in self._places and name not in self._pairs}
+        plain = {
+            name
+            for name in found
+            if name in self._places and name not in self._pairs and self.matrix(name) is None
+        }
         return {name for name in plain if len(self.tensor(name).shape) >= 2}
 
     def _check_tied_head(self) -> None:
@@ -153,7 +196,7 @@ class SafetensorsSource:
 
     def _same(self, one: str, other: str) -> bool:
         shapes = self.shapes()
-        if shapes[one] != shapes[other]:
+        if shapes[one] != shapes[other] or self.matrix(one) is not None or self.matrix(other) is not None:
             return False
         if self._same_bytes(one, other):  # nearly always; avoids converting to floats
             return True

@@ -7,10 +7,10 @@ from __future__ import annotations
 
 from ridgeline.models.errors import BrokenModel
 from ridgeline.models.files.config_values import ConfigValues
-from ridgeline.models.spec.ffn import Experts
 from ridgeline.models.spec.layer_spec import LayerSpec
 from ridgeline.models.spec.mixers import CompressedAttention, SparseIndex
 from ridgeline.models.spec.model_spec import ExtraWeights, ModelSpec
+from ridgeline.models.spec.readers.latent import deepseek_experts
 from ridgeline.models.spec.readers.planner_config import PlannerConfig, layer_count, planned_spec
 
 SPARSE_RATIO = 4  # entries this fine are selected by an index, and overlap
@@ -30,7 +30,7 @@ def read_deepseek_v4(config: PlannerConfig) -> ModelSpec:
     # Reading the streams into a layer, mixing them and writing back uses a small matrix twice per layer.
     mixing = 2 * ((2 + streams) * streams * (streams * hidden + 1) + 3)
     joining = streams * (streams * hidden + 1) + 1
-    experts = _experts(values)
+    experts = deepseek_experts(values)
     layers = tuple(LayerSpec(_attention(values, ratio), experts, other=mixing) for ratio in ratios)
     extra = sum(layer.parameters(hidden) for layer in layers[count:])
     extra += heads * (2 * hidden * hidden + 3 * hidden + joining)
@@ -54,14 +54,4 @@ def _attention(values: ConfigValues, ratio: int) -> CompressedAttention:
         output_rank=values.integer("o_lora_rank"),
         index=index,
         overlapping=sparse,
-    )
-
-
-def _experts(values: ConfigValues) -> Experts:
-    size = values.integer("moe_intermediate_size")
-    return Experts(
-        num=values.integer("n_routed_experts"),
-        per_token=values.integer("num_experts_per_tok"),
-        size=size,
-        shared_size=size * values.integer("n_shared_experts", minimum=0),
     )

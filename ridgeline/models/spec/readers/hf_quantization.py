@@ -1,7 +1,8 @@
 """The weight format of a Hugging Face checkpoint: a plain dtype, or the name of its quantization.
 
 Called by `hf_config`. Reads `quantization_config` of config.json and the `hf_quant_config.json` that some
-tools write next to it. Only names the format: `families.check_servable` decides what can be served.
+tools write next to it: the name of the format, and the format of each matrix. `families.check_servable`
+decides what can be served.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from typing import Any
 
 from ridgeline.models.errors import BrokenModel
 from ridgeline.models.files.config_values import ConfigValues
+from ridgeline.models.quantized.config import QuantScheme, read_scheme
 
 
 def read_weight_format(values: ConfigValues, quantization: Mapping[str, Any] | None) -> str:
@@ -24,6 +26,12 @@ def read_weight_format(values: ConfigValues, quantization: Mapping[str, Any] | N
         )
     dtype = _dtype(values)
     return inside or beside or dtype
+
+
+def read_quantization(values: ConfigValues, quantization: Mapping[str, Any] | None) -> QuantScheme | None:
+    """The formats of the matrices; None if they are not quantized."""
+    beside = ConfigValues(quantization or {}, f"{values.where} (hf_quant_config.json)")
+    return read_scheme(values.mapping("quantization_config"), beside.mapping("quantization"))
 
 
 def _quantization_name(settings: dict[str, Any] | None, where: str) -> str | None:

@@ -9,8 +9,9 @@ from ridgeline.models.errors import BrokenModel
 from ridgeline.models.files.config_values import ConfigValues
 from ridgeline.models.spec.ffn import Dense, Experts
 from ridgeline.models.spec.layer_spec import LayerSpec, Norms
-from ridgeline.models.spec.mixers import LatentAttention, Mixer
+from ridgeline.models.spec.mixers import Mixer
 from ridgeline.models.spec.model_spec import ModelSpec
+from ridgeline.models.spec.readers.latent import latent_attention
 from ridgeline.models.spec.readers.planner_config import PlannerConfig, layer_count, planned_spec
 from ridgeline.models.spec.recurrences import LinearAttention
 
@@ -31,7 +32,11 @@ def read_kimi_k3(config: PlannerConfig) -> ModelSpec:
         )
     first = values.integer("first_k_dense_replace", minimum=0)
     dense, experts = Dense(values.integer("intermediate_size")), _experts(values)
-    kinds: dict[bool, Mixer] = {True: _latent(values), False: _delta(linear)}
+    gate = values.flag("mla_use_output_gate", default=False)
+    kinds: dict[bool, Mixer] = {
+        True: latent_attention(values, output_gate=gate),
+        False: _delta(linear),
+    }
     layers = tuple(
         LayerSpec(
             kinds[index + 1 in latent],
@@ -41,18 +46,6 @@ def read_kimi_k3(config: PlannerConfig) -> ModelSpec:
         for index in range(count)
     )
     return planned_spec(config, values, "kimi_k3", layers, other=2 * hidden)
-
-
-def _latent(values: ConfigValues) -> LatentAttention:
-    return LatentAttention(
-        heads=values.integer("num_attention_heads"),
-        q_lora_rank=values.optional_integer("q_lora_rank"),
-        kv_lora_rank=values.integer("kv_lora_rank"),
-        nope_dim=values.integer("qk_nope_head_dim"),
-        rope_dim=values.integer("qk_rope_head_dim"),
-        value_dim=values.integer("v_head_dim"),
-        output_gate=values.flag("mla_use_output_gate", default=False),
-    )
 
 
 def _delta(values: ConfigValues) -> LinearAttention:

@@ -24,7 +24,7 @@ def read_latent(config: PlannerConfig) -> ModelSpec:
     layers = tuple(
         LayerSpec(
             _attention(values, owns_index=owns_index[index]),
-            Dense(values.integer("intermediate_size")) if dense[index] else _experts(values),
+            Dense(values.integer("intermediate_size")) if dense[index] else deepseek_experts(values),
         )
         for index in range(count)
     )
@@ -39,6 +39,12 @@ def _attention(values: ConfigValues, *, owns_index: bool) -> LatentAttention:
     if (top := values.optional_integer("index_topk")) is not None:
         heads, head_dim = values.integer("index_n_heads"), values.integer("index_head_dim")
         index = SparseIndex(heads, head_dim, top, owns_weights=owns_index)
+    return latent_attention(values, index)
+
+
+def latent_attention(
+    values: ConfigValues, index: SparseIndex | None = None, *, output_gate: bool = False
+) -> LatentAttention:
     return LatentAttention(
         heads=values.integer("num_attention_heads"),
         q_lora_rank=values.optional_integer("q_lora_rank"),
@@ -47,6 +53,7 @@ def _attention(values: ConfigValues, *, owns_index: bool) -> LatentAttention:
         rope_dim=values.integer("qk_rope_head_dim"),
         value_dim=values.integer("v_head_dim"),
         index=index,
+        output_gate=output_gate,
     )
 
 
@@ -58,7 +65,8 @@ def _dense_layers(values: ConfigValues, count: int) -> list[bool]:
     return [index < first or index % step != 0 for index in range(count)]
 
 
-def _experts(values: ConfigValues) -> Experts:
+def deepseek_experts(values: ConfigValues) -> Experts:
+    """Routed and shared experts, under the names of DeepSeek's config."""
     size = values.integer("moe_intermediate_size")
     return Experts(
         num=values.integer("n_routed_experts"),
@@ -77,6 +85,6 @@ def _prediction_heads(values: ConfigValues) -> list[ExtraWeights]:
     if not heads:
         return []
     hidden = values.integer("hidden_size")
-    layer = LayerSpec(_attention(values, owns_index=True), _experts(values))
+    layer = LayerSpec(_attention(values, owns_index=True), deepseek_experts(values))
     alone = layer.parameters(hidden) + 2 * hidden * hidden + 3 * hidden
     return [ExtraWeights("MTP", heads * alone, resident=False)]

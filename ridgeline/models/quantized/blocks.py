@@ -1,0 +1,143 @@
+"""Quantized matrices as blocks of 32 that the native library packs, where one of its formats has the values.
+
+Integers whose groups are whole blocks keep their codes: Q4_0 and Q8_0 blocks have their group's scale in
+float16. Zero points go into Q4_1's minimum only if it is exact, else into the codes of Q8_0. What has no such
+blocks is named by its kind (FP8, NVFP4, …) and goes through floats. Numpy only.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ridgeline.models.quantized.format import QuantFormat
+from ridgeline.models.quantized.matrix import QuantizedMatrix, dequantize, spread
+from ridgeline.models.quantized.numbers import Floats, to_e8m0
+from ridgeline.models.quantized.packings import Bytes, Rows, StoredMatrix
+
+BLOCK = 32
+KINDS = ("FP8", "NVFP4", "NF4", "INT4", "INT8")  # which no block holds
+_LINES = 4096  # rows whose scales are looked at together
+_HALF_ROUNDING = 2.0**-11  # the largest relative error of a number that is normal in float16
+
+
+@dataclass(frozen=True, slots=True)
+class BlockForm:
+    """type: Q4_0, Q4_1, Q8_0, MXFP4, or one of KINDS
+    rounded_scales: float16 does not hold them exactly
+    minima: Q4_1 would hold the codes too, with minima rounded to float16
+    """
+
+    type: str
+    rounded_scales: bool = False
+    minima: bool = False
+
+
+def block_form(matrix: StoredMatrix) -> BlockForm:
+    """The blocks that hold this matrix. Reads its scales and zero points."""
+    format = matrix.format
+    kind = _kind(format)
+    if not format.is_integer:
+        return BlockForm(kind)
+    columns = matrix.shape[1]
+    wide = min(format.group_shape(matrix.shape)[1], columns)
+    # Blocks have one scale each: none may cross the end of a group, an incomplete last one included.
+    if matrix.is_act_order or columns % BLOCK or columns % wide or (wide % BLOCK and wide < columns):
+        return BlockForm(kind)
+    found = _Parameters()
+    for first in range(0, matrix.shape[0], _LINES):
+        found.add(*matrix.parameters(np.arange(first, min(first + _LINES, matrix.shape[0]))))
+    if not found.near:
+        return BlockForm(kind)
+    least, most = found.range_of(format.bits)
+    if least >= -8 and most <= 7:
+        return BlockForm("Q4_0", not found.exact)
+    if format.bits == 4 and found.exact and found.exact_minima:
+        return BlockForm("Q4_1")
+    fits = least >= -128 and most <= 127
+    return BlockForm("Q8_0", not found.exact, format.bits == 4) if fits else BlockForm(kind)
+
+
+def usual_type(format: QuantFormat) -> str:
+    """What `block_form` names for most matrices of a format, for tables: scales that float16 holds."""
+    if not format.is_integer or format.act_order:
+        return _kind(format)
+    return "Q4_0" if format.bits == 4 and not format.zero_point else "Q8_0"
+
+
+def _kind(format: QuantFormat) -> str:
+    if format.is_integer:
+        return "INT8" if format.bits == 8 else "INT4"
+    if format.element == "e2m1":
+        return "MXFP4" if format.scale == "e8m0" else "NVFP4"
+    return "NF4" if format.bits == 4 else "FP8"
+
+
+class _Parameters:
+    """What the scales and zero points of a matrix allow."""
+
+    def __init__(self) -> None:
+        self.near = self.exact = self.exact_minima = True
+        self._least_zero = self._most_zero = 0
+
+    def add(self, scales: Floats, zeros: NDArray[np.int8] | None) -> None:
+        with np.errstate(over="ignore"):
+            halves = scales.astype(np.float16).astype(np.float32)
+        self.exact &= bool((halves == scales).all())
+        self.near &= bool((np.abs(halves - scales) <= np.abs(scales) * np.float32(_HALF_ROUNDING)).all())
+        if zeros is None:
+            return
+        self._least_zero = min(self._least_zero, int(zeros.min()))
+        self._most_zero = max(self._most_zero, int(zeros.max()))
+        minima = scales * (zeros.astype(np.float32) + 8)
+        with np.errstate(over="ignore"):
+            self.exact_minima &= bool((minima.astype(np.float16).astype(np.float32) == minima).all())
+
+    def range_of(self, bits: int) -> tuple[int, int]:
+        """The least and the largest code - zero."""
+        half = 1 << (bits - 1)
+        return -half - self._most_zero, half - 1 - self._least_zero
+
+
+def block_rows(matrix: StoredMatrix, type_name: str, rows: Rows) -> Bytes:
+    """[rows, bytes] of these rows in blocks of the type that `block_form` named."""
+    part = matrix.read(rows)
+    if type_name == "MXFP4":
+        numbers = _nibbles(part.codes.view(np.uint8))
+        return np.concatenate([_of_blocks(part, to_e8m0(part.scales)), numbers], 2).reshape(len(rows), -1)
+    codes = part.codes.astype(np.int16)
+    halves = part.scales.astype("<f2")
+    if type_name == "Q4_1":
+        assert part.zeros is not None
+        minima = (-part.scales * (part.zeros.astype(np.float32) + 8)).astype("<f2")
+        head = [_of_blocks(part, halves), _of_blocks(part, minima)]
+        return np.concatenate([*head, _nibbles((codes + 8).astype(np.uint8))], 2).reshape(len(rows), -1)
+    if part.zeros is not None:
+        codes -= spread(part, part.zeros)
+    if type_name == "Q4_0":
+        body = _nibbles((codes + 8).astype(np.uint8))
+    else:
+        body = codes.astype(np.int8).view(np.uint8).reshape(len(rows), -1, BLOCK)
+    return np.concatenate([_of_blocks(part, halves), body], 2).reshape(len(rows), -1)
+
+
+def float_rows(matrix: StoredMatrix, rows: Rows) -> Floats:
+    """[rows, columns]: the values themselves."""
+    return dequantize(matrix.read(rows))
+
+
+def _of_blocks(part: QuantizedMatrix, per_group: NDArray[np.generic]) -> Bytes:
+    """[rows or 1, groups] → [rows, blocks, bytes]: each block has its group's."""
+    rows, columns = part.shape
+    count = columns // BLOCK
+    blocks = np.repeat(per_group, count // per_group.shape[1], axis=1)
+    full = np.ascontiguousarray(np.broadcast_to(blocks, (rows, count)))
+    return full.view(np.uint8).reshape(rows, count, full.itemsize)
+
+
+def _nibbles(codes: Bytes) -> Bytes:
+    """[rows, columns] → [rows, blocks, 16]: the first half of a block in the low nibbles."""
+    halves = codes.reshape(len(codes), -1, 2, BLOCK // 2)
+    return halves[:, :, 0] | halves[:, :, 1] << np.uint8(4)
