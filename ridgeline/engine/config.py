@@ -45,8 +45,10 @@ class EngineConfig:
     load_format: Literal["auto", "dummy"] = option(
         "auto", "cuda, torch: dummy uses random weights of the configured shape, to measure without files"
     )
-    kv_dtype: Literal["auto", "float32", "bfloat16", "int8"] = option(
-        "auto", "type of the KV cache; auto: bfloat16 (native), or the same as --weights (torch, cuda)"
+    kv_dtype: Literal["auto", "float32", "bfloat16", "int8", "int4"] = option(
+        "auto",
+        "type of the KV cache; auto: bfloat16 (native), or the same as --weights (torch, cuda); "
+        "native: int8 and int4 have scales for each token and head",
     )
     deterministic: bool = option(
         False, "native, cuda: bit-identical results for any batching and chunking; slower"
@@ -93,6 +95,11 @@ class EngineConfig:
     override_generation_config: str | None = option(
         None, """JSON object that overrides sampling defaults, such as {"temperature": 0.5, "top_k": 20}"""
     )
+    speculate: Literal["auto", "off", "ngram", "suffix"] = option(
+        "auto",
+        "native, torch: guess tokens and verify several in a step, with the same output; ngram: from the "
+        "request's own text; suffix: also from past answers; auto: off",
+    )
     prefix_cache: bool = option(True, "reuse the KV cache of shared prompt prefixes")
     threads: int | None = option(None, "compute threads; default: the number of CPUs this process may use")
     step_ring: int = option(4096, "number of step records kept for /debug/steps")
@@ -124,7 +131,7 @@ class EngineConfig:
         block_size = f"--block-size {self.block_size}"
         settings: dict[str, tuple[bool, tuple[str, ...]]] = {
             f"--weights {self.weights}": (self.weights != "auto", backends_with(self.weights)),
-            "--kv-dtype int8": (self.kv_dtype == "int8", ("native",)),
+            f"--kv-dtype {self.kv_dtype}": (self.kv_dtype in ("int8", "int4"), ("native",)),
             "--deterministic": (self.deterministic, ("native", "cuda")),
             block_size: (self.block_size != KERNEL_BLOCK_SIZE, ("torch",)),
             f"--load-format {self.load_format}": (self.load_format != "auto", ("torch", "cuda")),

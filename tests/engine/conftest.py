@@ -8,10 +8,10 @@ from dataclasses import dataclass, field, replace
 import pytest
 
 from ridgeline import LLM
-from ridgeline.engine.plan.request import FinishReason, Request, SamplingParams
-from ridgeline.engine.plan.scheduler import Scheduler
-from ridgeline.engine.plan.step import TokenLogprob
 from ridgeline.engine.run.core import EngineCore
+from ridgeline.engine.schedule.request import FinishReason, Request, SamplingParams
+from ridgeline.engine.schedule.scheduler import Scheduler
+from ridgeline.engine.schedule.step import TokenLogprob
 from ridgeline.models.weights import packed_cache
 from ridgeline.telemetry.timing import TimingRecord
 

@@ -18,9 +18,9 @@ import numpy as np
 
 from ridgeline.engine.errors import DeviceOutOfMemory
 from ridgeline.engine.grammar.masks import Mask
-from ridgeline.engine.plan.request import Request, SeqState, Sequence
-from ridgeline.engine.plan.step import RowResult, Sampled, StepPlan, StepResult, StepRow, TokenLogprob
 from ridgeline.engine.run.sequence_mask import fill_mask, needs_mask
+from ridgeline.engine.schedule.request import Request, SeqState, Sequence
+from ridgeline.engine.schedule.step import RowResult, Sampled, StepPlan, StepResult, StepRow, TokenLogprob
 from tests.engine.simulated_engine import next_token, prefixes
 
 Failure = Callable[[StepPlan], BaseException | None]

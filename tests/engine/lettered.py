@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from ridgeline.engine.client.thinking_tags import thinking_tags
-from ridgeline.engine.plan.thinking import ThinkingBudget, ThinkingTags
+from ridgeline.engine.schedule.thinking import ThinkingBudget, ThinkingTags
 
 
 class Letters:

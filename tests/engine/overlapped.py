@@ -6,11 +6,11 @@ import itertools
 import random
 from collections import defaultdict
 
-from ridgeline.engine.plan.forecast import OutputLengths
-from ridgeline.engine.plan.request import FinishReason, Request
-from ridgeline.engine.plan.scheduler import Scheduler, SchedulerLimits
-from ridgeline.engine.plan.step import SeqDelta
 from ridgeline.engine.run.core import EngineCore
+from ridgeline.engine.schedule.forecast import OutputLengths
+from ridgeline.engine.schedule.request import FinishReason, Request
+from ridgeline.engine.schedule.scheduler import Scheduler, SchedulerLimits
+from ridgeline.engine.schedule.step import SeqDelta
 from tests.engine.fake_device import Failure, FakeDevice
 from tests.engine.simulated_engine import answer_alone
 

@@ -10,15 +10,16 @@ from __future__ import annotations
 import random
 import zlib
 from collections import defaultdict, deque
+from collections.abc import Callable
 
 import numpy as np
 
 from ridgeline.engine.grammar.masks import Mask, allows
-from ridgeline.engine.plan.forecast import OutputLengths
-from ridgeline.engine.plan.intake import sample_seed
-from ridgeline.engine.plan.request import FinishReason, Request, SamplingParams, SeqState, Sequence
-from ridgeline.engine.plan.scheduler import Scheduler, SchedulerLimits
-from ridgeline.engine.plan.step import (
+from ridgeline.engine.schedule.forecast import OutputLengths
+from ridgeline.engine.schedule.intake import sample_seed
+from ridgeline.engine.schedule.request import FinishReason, Request, SamplingParams, SeqState, Sequence
+from ridgeline.engine.schedule.scheduler import Scheduler, SchedulerLimits
+from ridgeline.engine.schedule.step import (
     RowResult,
     Sampled,
     SeqDelta,
@@ -27,7 +28,7 @@ from ridgeline.engine.plan.step import (
     StepRow,
     TokenLogprob,
 )
-from ridgeline.engine.plan.thinking import ThinkingCount
+from ridgeline.engine.schedule.thinking import ThinkingCount
 
 VOCAB = 13
 EOS = 0
@@ -123,6 +124,7 @@ class SimulatedEngine:
         self.prompt_logprobs: dict[str, list[int]] = defaultdict(list)
         self.failing_samples: dict[tuple[str, int], int] = {}  # (request, sample) → output that fails
         self.failing_prompts: set[str] = set()  # requests whose last prompt token cannot be computed
+        self.guess: Callable[[StepRow], list[int]] | None = None  # drafts for a row of a new plan
 
     # ── driving ──────────────────────────────────────────────────────────────────────────────────────────
 
@@ -138,6 +140,10 @@ class SimulatedEngine:
         waited = {seq.order for seq in self.scheduler.waiting}
         plan = self.scheduler.schedule(self.now)
         self._check_plan(plan, waited)
+        if self.guess is not None:
+            for row in plan.rows:
+                self.scheduler.add_drafts(row, self.guess(row), plan.budget - plan.num_tokens)
+            assert plan.num_tokens <= plan.budget
         self.plans.append(plan)
         if plan:
             # A device reads the block tables it was given, whatever the scheduler does afterwards.
@@ -182,7 +188,12 @@ class SimulatedEngine:
             for offset in range(size):
                 self.kv[copy.target * size + offset] = self.kv.get(copy.source * size + offset, -1)
         written: set[int] = set()
-        all_digests = [prefixes(row.seq.request, row.seq.tokens) for row in plan.rows]
+        all_digests = [
+            prefixes(row.seq.request, row.seq.tokens[: row.start] + row.tokens)
+            if row.drafts
+            else prefixes(row.seq.request, row.seq.tokens)
+            for row in plan.rows
+        ]
         for row, digests in zip(plan.rows, all_digests, strict=True):
             if len(digests) < row.start + row.count:  # its input was never sampled: it ended in flight
                 assert row.seq.state is SeqState.FINISHED
@@ -208,7 +219,18 @@ class SimulatedEngine:
         if row.prompt_logprobs:
             places = range(row.start + 1, min(end + 1, seq.prompt_len))
             prompt = [TokenLogprob(seq.tokens[place], -1.0, 1) for place in places]
+        if row.drafts:
+            return RowResult(self._verify(row, digests))
         return RowResult([self._sample(sampler, digests[end - 1]) for sampler in row.samplers], prompt)
+
+    def _verify(self, row: StepRow, digests: list[int]) -> list[Sampled]:
+        ahead, samples = row.seq.ahead(), [self._sample(row.seq, digests[row.start])]
+        for place, draft in enumerate(row.drafts, start=row.start + 1):
+            if samples[-1].token != draft or ahead.ends_with(draft):
+                break
+            ahead.tokens.append(draft)
+            samples.append(self._sample(ahead, digests[place]))
+        return samples
 
     def _sample(self, seq: Sequence, digest: int) -> Sampled:
         if self.failing_samples.get((seq.request.request_id, seq.index)) == seq.num_output:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from ridgeline.engine.plan.request import Request
+from ridgeline.engine.schedule.request import Request
 from tests.engine.simulated_engine import answer_alone, engine_with, request, shape
 
 SHARED = list(range(1, 17))  # 4 blocks of 4

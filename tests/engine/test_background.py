@@ -7,7 +7,7 @@ import random
 import pytest
 
 from ridgeline.engine.errors import QueueFull
-from ridgeline.engine.plan.request import BACKGROUND_PRIORITY, Request
+from ridgeline.engine.schedule.request import BACKGROUND_PRIORITY, Request
 from tests.engine.simulated_engine import answer_alone, engine_with, request, shape
 
 

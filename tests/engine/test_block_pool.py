@@ -132,12 +132,14 @@ class TestIntegrityNamesWhatIsWrong:
 
     def test_a_block_in_no_state(self) -> None:
         pool = BlockPool(2, 4)
+        pool.release([pool.allocate(), pool.allocate()])
         pool._free.remove(1)
         with pytest.raises(PoolCorrupted, match=r"block 1 must be in exactly one state.*\(0, 0, 0\)"):
             pool.check_integrity([])
 
     def test_a_block_that_is_free_twice(self) -> None:
         pool = BlockPool(2, 4)
+        pool.release([pool.allocate(), pool.allocate()])
         pool._free.append(1)
         with pytest.raises(PoolCorrupted, match=r"block 1 must be in exactly one state.*\(2, 0, 0\)"):
             pool.check_integrity([])

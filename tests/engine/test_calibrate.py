@@ -12,7 +12,7 @@ from ridgeline.engine.config import EngineConfig
 from ridgeline.engine.errors import EngineError
 from ridgeline.engine.limits.calibration import load_calibration, this_machine
 from ridgeline.engine.limits.step_costs import BESIDE, choose_steps
-from ridgeline.engine.plan.step import StepPlan, StepResult
+from ridgeline.engine.schedule.step import StepPlan, StepResult
 from ridgeline.engine.start import calibrate
 from ridgeline.engine.start.build import build_engine
 from ridgeline.engine.start.calibrate import (

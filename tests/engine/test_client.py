@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import gc
 import os
 import resource
 import socket
+import time
 from contextlib import aclosing
 from pathlib import Path
 
@@ -27,8 +29,8 @@ from ridgeline.engine.link.messages import (
     frame,
 )
 from ridgeline.engine.link.transport import Closed, EngineSocket, Opened
-from ridgeline.engine.plan.request import FinishReason, Request, SamplingParams
-from ridgeline.engine.plan.step import SeqDelta
+from ridgeline.engine.schedule.request import FinishReason, Request, SamplingParams
+from ridgeline.engine.schedule.step import SeqDelta
 from ridgeline.models.text.tokenizer import Tokenizer
 from ridgeline.telemetry.stats import EngineStats, StepRecord
 from tests.patience import PATIENCE_S
@@ -88,6 +90,7 @@ def raw_connection(engine: PlayedEngine) -> socket.socket:
 def no_file_may_be_opened():
     """In this process, by the real limit: accept() fails with EMFILE."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    gc.collect()  # what earlier tests left would give back the numbers of its files meanwhile
     free = os.dup(0)
     os.close(free)
     resource.setrlimit(resource.RLIMIT_NOFILE, (free, hard))
@@ -117,6 +120,18 @@ async def test_an_id_used_again_after_an_abort_gets_nothing_of_the_aborted_reque
     engine.say(number, SeqDelta(new, 0, tokenizer.encode("new"), finish_reason=FinishReason.LENGTH))
     assert await asyncio.wait_for(second, PATIENCE_S) == ["new"]
     assert client.open_requests == 0
+    await client.close()
+
+
+async def test_the_age_of_a_step_is_told_in_the_middle_of_it_and_is_no_sign_of_progress(engine, tokenizer):
+    client, _ = await connected(engine, tokenizer)
+    assert await client.step_age() == 0.0
+    engine.socket.step_began = time.monotonic() - 30.0  # the loop is in a step and reads no message
+    heard_at = client.heard_at
+    async with asyncio.timeout(PATIENCE_S):
+        assert await client.step_age() >= 30.0
+    assert client.heard_at == heard_at
+    assert engine.socket.arrivals.empty()
     await client.close()
 
 
@@ -232,7 +247,7 @@ async def test_a_large_answer_reaches_a_front_that_reads_late(engine, tokenizer)
     _, submitted = await engine.next(Submit)
     tokens = tokenizer.encode("word " * 400_000)
     engine.say(number, SeqDelta(submitted.request.request_id, 0, tokens, finish_reason=FinishReason.LENGTH))
-    chunk = await asyncio.wait_for(taking, 60)
+    chunk = await asyncio.wait_for(taking, PATIENCE_S)
     assert chunk.tokens == tokens
     await client.close()
 

@@ -78,7 +78,7 @@ def start(script: str, *args: Path) -> subprocess.CompletedProcess[str]:
     env = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
     env["TRITON_CACHE_DIR"] = str(args[-1])
     done = subprocess.run(
-        [sys.executable, "-c", script, *map(str, args)], capture_output=True, text=True, env=env, timeout=120
+        [sys.executable, "-c", script, *map(str, args)], capture_output=True, text=True, env=env, timeout=500
     )
     assert done.returncode == 0, done.stderr
     return done
@@ -109,7 +109,11 @@ compile_ahead.main()
 
 def test_the_child_ends_when_its_parent_is_gone() -> None:
     done = subprocess.run(
-        [sys.executable, "-c", PARENT, CHILD], stdout=subprocess.PIPE, text=True, timeout=60, check=True
+        [sys.executable, "-c", PARENT, CHILD],
+        stdout=subprocess.PIPE,
+        text=True,
+        timeout=PATIENCE_S,
+        check=True,
     )
     child = int(done.stdout)
     deadline = time.monotonic() + PATIENCE_S

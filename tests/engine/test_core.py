@@ -1,9 +1,9 @@
 """The core's fault isolation: a failed pass is run again row by row, and only what fails alone ends."""
 
-from ridgeline.engine.plan.request import FinishReason, Request, SamplingParams, Sequence
-from ridgeline.engine.plan.scheduler import Scheduler
-from ridgeline.engine.plan.step import BlockCopy, StepPlan, StepResult, StepRow
 from ridgeline.engine.run.core import EngineCore
+from ridgeline.engine.schedule.request import FinishReason, Request, SamplingParams, Sequence
+from ridgeline.engine.schedule.scheduler import Scheduler
+from ridgeline.engine.schedule.step import BlockCopy, StepPlan, StepResult, StepRow
 from tests.engine.prompts import PROMPTS
 
 PARAMS = SamplingParams(temperature=0.8, seed=3, n=3, max_tokens=12, ignore_eos=True)

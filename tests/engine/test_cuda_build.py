@@ -15,7 +15,7 @@ from ridgeline.engine.config import EngineConfig
 from ridgeline.engine.errors import InvalidConfig, OutOfMemoryPlan
 from ridgeline.engine.limits.cuda_limits import ceilings_path, device_ceilings
 from ridgeline.engine.limits.machine_limits import DeviceCeilings
-from ridgeline.engine.plan.request import Request, SamplingParams
+from ridgeline.engine.schedule.request import Request, SamplingParams
 from ridgeline.engine.start.backend_choice import BackendChoice
 from ridgeline.engine.start.build import StartupBudget, build_engine, step_sizes
 from ridgeline.engine.start.compile_ahead import compile_ahead

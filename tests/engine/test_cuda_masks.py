@@ -12,9 +12,9 @@ import torch
 pytest.importorskip("triton")
 
 from ridgeline.engine.grammar.masks import Mask, clear_bits
-from ridgeline.engine.plan.intake import SchedulerLimits, make_sequences
-from ridgeline.engine.plan.request import Request, SamplingParams, SeqState, Sequence
 from ridgeline.engine.run.cuda.sampler import NOT_FINITE, DeviceSampler, Pick
+from ridgeline.engine.schedule.intake import SchedulerLimits, make_sequences
+from ridgeline.engine.schedule.request import Request, SamplingParams, SeqState, Sequence
 
 VOCAB, EOS = 300, 2
 LIMITS = SchedulerLimits(64, 64, 8, 8, 16, 64, 512, eos_ids=(EOS,))

@@ -17,12 +17,12 @@ import torch
 pytest.importorskip("triton", reason="triton is not installed; no test of the GPU engine runs")
 
 import tests.triton_interpreter  # noqa: F401
-from ridgeline.engine.plan.request import Request, SamplingParams
-from ridgeline.engine.plan.scheduler import Scheduler
 from ridgeline.engine.run.core import EngineCore
 from ridgeline.engine.run.cuda.runner import CudaRunner
 from ridgeline.engine.run.torch_runner import TorchRunner
-from ridgeline.ops.cuda.launch import INTERPRETED
+from ridgeline.engine.schedule.request import Request, SamplingParams
+from ridgeline.engine.schedule.scheduler import Scheduler
+from ridgeline.ops.cuda.dependent_launch import INTERPRETED
 from ridgeline.ops.cuda.linear import gemv
 from tests.engine.lettered import LETTERS, budget
 from tests.engine.winding_grammar import constrained

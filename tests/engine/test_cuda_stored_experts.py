@@ -15,12 +15,12 @@ from safetensors.torch import load_file, save_file
 pytest.importorskip("triton", reason="triton is not installed; no test of the GPU engine runs")
 
 import tests.triton_interpreter  # noqa: F401
-from ridgeline.engine.plan.request import SamplingParams
+from ridgeline.engine.schedule.request import SamplingParams
 from ridgeline.models.errors import BrokenModel
 from ridgeline.models.spec.read_spec import read_spec
 from ridgeline.models.weights.stream import stream_weights
 from ridgeline.models.weights.torch_weights import tensors_of
-from ridgeline.ops.cuda.launch import INTERPRETED
+from ridgeline.ops.cuda.dependent_launch import INTERPRETED
 from ridgeline.ops.mxfp4 import Mxfp4, expanded
 from tests.gpu.engines import Sizes, Work, cuda_runner, poisoned_memory, serve, tokens_of
 from tests.models.tiny_checkpoints import tiny_model

@@ -9,9 +9,9 @@ from dataclasses import replace
 import pytest
 
 from ridgeline.engine.config import EngineConfig
-from ridgeline.engine.plan.request import Request, SamplingParams
-from ridgeline.engine.plan.scheduler import Scheduler
 from ridgeline.engine.run.core import EngineCore
+from ridgeline.engine.schedule.request import Request, SamplingParams
+from ridgeline.engine.schedule.scheduler import Scheduler
 from ridgeline.engine.start.build import BuiltEngine, build_engine
 from ridgeline.ops.cpu.interface import NativeUnavailable
 from ridgeline.ops.cpu.library import available_isas
@@ -28,6 +28,7 @@ FORMATS = [
     ("int8", "int8"),
     ("int8-channel", "bfloat16"),
     ("int4", "int8"),
+    ("int8", "int4"),
 ]
 PARAMS = SamplingParams(temperature=0.0, max_tokens=12, logprobs=1, prompt_logprobs=0, ignore_eos=True)
 

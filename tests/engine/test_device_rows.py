@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import random
 
-from ridgeline.engine.plan.request import Request, SamplingParams, Sequence
 from ridgeline.engine.run.cuda.rows import DeviceRows
+from ridgeline.engine.schedule.request import Request, SamplingParams, Sequence
 
 WIDTH = 8
 

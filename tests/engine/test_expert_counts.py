@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from ridgeline.engine.config import EngineConfig
-from ridgeline.engine.plan.request import Request, SamplingParams
 from ridgeline.engine.run.core import EngineCore
+from ridgeline.engine.schedule.request import Request, SamplingParams
 from ridgeline.engine.start.build import build_engine
 from ridgeline.models.spec.ffn import Experts
 from ridgeline.models.spec.model_spec import ModelSpec

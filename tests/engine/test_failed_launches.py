@@ -14,11 +14,11 @@ pytest.importorskip("triton", reason="triton is not installed; no test of the GP
 import tests.triton_interpreter  # noqa: F401
 from ridgeline import LLM
 from ridgeline.engine.errors import DeviceLost, InvalidRequest
-from ridgeline.engine.plan.request import Request, SamplingParams
-from ridgeline.engine.plan.scheduler import Scheduler
 from ridgeline.engine.run.core import EngineCore
 from ridgeline.engine.run.cuda.runner import CudaRunner
-from ridgeline.ops.cuda.launch import INTERPRETED
+from ridgeline.engine.schedule.request import Request, SamplingParams
+from ridgeline.engine.schedule.scheduler import Scheduler
+from ridgeline.ops.cuda.dependent_launch import INTERPRETED
 from tests.engine.winding_grammar import constrained
 from tests.gpu.engines import Sizes, cuda_runner, family, weights_of
 

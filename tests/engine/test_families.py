@@ -9,7 +9,7 @@ import torch
 
 from ridgeline.engine.config import EngineConfig
 from ridgeline.engine.errors import InvalidConfig
-from ridgeline.engine.plan.request import Request, SamplingParams
+from ridgeline.engine.schedule.request import Request, SamplingParams
 from ridgeline.engine.start.build import build_engine
 from ridgeline.models.spec.coverage import refusal
 from ridgeline.models.spec.read_spec import read_spec

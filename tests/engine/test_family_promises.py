@@ -16,9 +16,9 @@ import pytest
 
 from ridgeline.engine.config import EngineConfig
 from ridgeline.engine.limits.machine_limits import DeviceCeilings, limits_of
-from ridgeline.engine.plan.request import Request, SamplingParams
-from ridgeline.engine.plan.scheduler import Scheduler
 from ridgeline.engine.run.core import EngineCore
+from ridgeline.engine.schedule.request import Request, SamplingParams
+from ridgeline.engine.schedule.scheduler import Scheduler
 from ridgeline.engine.start.build import BuiltEngine, build_engine
 from ridgeline.engine.start.native_build import NativeBuild
 from ridgeline.engine.start.torch_build import TorchBuild

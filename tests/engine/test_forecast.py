@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ridgeline.engine.plan.forecast import Claim, OutputLengths, peak_blocks
+from ridgeline.engine.schedule.forecast import Claim, OutputLengths, peak_blocks
 
 claims_of_any_size = st.lists(st.builds(Claim, st.integers(0, 40), st.integers(0, 40)), max_size=12)
 

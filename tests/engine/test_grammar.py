@@ -13,7 +13,7 @@ from ridgeline.engine.errors import InvalidRequest, SchemaViolation
 from ridgeline.engine.grammar import MAX_SOURCE_BYTES, Grammar
 from ridgeline.engine.grammar.keywords import schema_grammar
 from ridgeline.engine.grammar.library import Matcher
-from ridgeline.engine.plan.request import FinishReason
+from ridgeline.engine.schedule.request import FinishReason
 
 PERSON = {
     "type": "object",

@@ -11,7 +11,7 @@ import pytest
 from ridgeline import AsyncClient, SamplingParams
 from ridgeline.engine.errors import InvalidRequest
 from ridgeline.engine.grammar import Grammar
-from ridgeline.engine.plan.request import FinishReason
+from ridgeline.engine.schedule.request import FinishReason
 
 ENDLESS = {"type": "string", "allOf": [{"pattern": f"a.*{i}.*b"} for i in range(30)]}
 DIGITS = Grammar("regex", "[0-9]{4}")

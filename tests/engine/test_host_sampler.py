@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 
 from ridgeline.engine.errors import InvalidRequest
-from ridgeline.engine.plan.request import Request, SamplingParams, Sequence
 from ridgeline.engine.run.host_sampler import HostSampler, logprob_of
+from ridgeline.engine.schedule.request import Request, SamplingParams, Sequence
 
 VOCAB = 300
 EOS = 7

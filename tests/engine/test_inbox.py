@@ -9,6 +9,7 @@ import pytest
 from ridgeline.engine.client.inbox import Inbox
 from ridgeline.engine.client.output import OutputChunk
 from ridgeline.engine.errors import RequestFailed
+from tests.patience import PATIENCE_S
 
 
 def opened(requests: int = 1, **options: bool) -> Inbox:
@@ -71,7 +72,8 @@ async def test_a_cancelled_take_loses_nothing() -> None:
 async def test_patience_ends_an_empty_wait_and_only_that() -> None:
     inbox = opened()
     assert await inbox.take(0.01) == []
-    for patience_s in (30.0, 0.01, 30.0, 0.01):  # an alarm set for a long wait must not hide a short one
+    # An alarm set for a long wait must not hide a short one.
+    for patience_s in (PATIENCE_S, 0.01, PATIENCE_S, 0.01):
         taking = asyncio.create_task(inbox.take(patience_s))
         await asyncio.sleep(0)
         if patience_s > 1:
@@ -87,10 +89,10 @@ async def test_an_old_alarm_does_not_cut_a_later_wait_short() -> None:
     inbox.put(0, OutputChunk(0, "first"))
     await inbox.take(0.05)
     taking = asyncio.create_task(inbox.take(0.05))
-    await asyncio.sleep(0.03)
+    await asyncio.sleep(0)  # it waits, and no alarm goes off before the next turn of the loop
     inbox.put(0, OutputChunk(0, "second"))
     assert texts(await taking) == ["second"]
-    second_wait = asyncio.create_task(inbox.take(10.0))
+    second_wait = asyncio.create_task(inbox.take(PATIENCE_S))
     await asyncio.sleep(0.1)  # the first alarm went off meanwhile
     assert not second_wait.done()
     inbox.put(0, OutputChunk(0, "third"))

@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 
 from ridgeline import LLM
-from ridgeline.engine.plan.request import FinishReason, Request, SamplingParams
+from ridgeline.engine.schedule.request import FinishReason, Request, SamplingParams
 from ridgeline.telemetry.timing import TimingRecord
 from tests.engine.conftest import KV_TOKENS, Driver, Outcome
 from tests.engine.prompts import PROMPTS

@@ -10,8 +10,8 @@ import pytest
 from ridgeline import AsyncClient, SamplingParams
 from ridgeline.engine.client.launch import EngineCannotStart, load_tokenizer
 from ridgeline.engine.errors import InvalidRequest
-from ridgeline.engine.link.engine_loop import EngineLoop
 from ridgeline.engine.link.transport import EngineSocket
+from ridgeline.engine.run.engine_loop import EngineLoop
 from ridgeline.models.errors import BrokenModel, UnsupportedModel
 from tests.patience import PATIENCE_S
 

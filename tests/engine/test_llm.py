@@ -9,12 +9,13 @@ import pytest
 from ridgeline import LLM
 from ridgeline.engine.config import EngineConfig
 from ridgeline.engine.errors import InvalidConfig, InvalidRequest, RequestFailed
-from ridgeline.engine.plan.request import FinishReason, SamplingParams
+from ridgeline.engine.schedule.request import FinishReason, SamplingParams
 from ridgeline.engine.start.build import checked_sampling_defaults
 from ridgeline.models.errors import BrokenModel, UnsupportedModel
 from ridgeline.models.files.generation_config import SamplingDefaults
 from tests.engine.prompts import PROMPTS
 from tests.models.test_spec_read import CONFIG
+from tests.patience import PATIENCE_S
 
 GREEDY = SamplingParams(temperature=0.0, max_tokens=6, ignore_eos=True)
 
@@ -48,7 +49,7 @@ def interrupt_at(number):
 
 
 @pytest.mark.parametrize("call", [0, 1, 4])
-@pytest.mark.timeout(60)
+@pytest.mark.timeout(2 * PATIENCE_S)
 def test_ctrl_c_in_the_middle_of_a_step_leaves_the_engine_as_good_as_new(llm, execute, monkeypatch, call):
     expected = llm.generate(PROMPTS[:4], GREEDY)
     with monkeypatch.context():

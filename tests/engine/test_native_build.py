@@ -43,15 +43,16 @@ def test_every_format_answers(smollm2_path, weights_are_not_kept, settings):
 
 
 @pytest.mark.parametrize(
-    ("kv_dtype", "head_bytes"), [("float32", 256), ("bfloat16", 128), ("auto", 128), ("int8", 64 + 4)]
+    ("kv_dtype", "head_bytes"),
+    [("float32", 256), ("bfloat16", 128), ("auto", 128), ("int8", 64 + 4), ("int4", 32 + 4)],
 )
 def test_kv_takes_the_bytes_of_its_format(spec, smollm2_path, kv_dtype, head_bytes):
-    """int8 has a float scale beside each key and each value of a head."""
+    """Each key and each value of a head has a float scale in int8, a scale and a minimum in int4."""
     footprint = NativeBuild(EngineConfig(kv_dtype=kv_dtype), smollm2_path, spec, 1).footprint(SIZES)
     assert footprint.kv_bytes_per_token == 2 * spec.num_layers * spec.num_kv_heads * head_bytes
 
 
-@pytest.mark.parametrize("kv_dtype", ["float32", "bfloat16", "int8"])
+@pytest.mark.parametrize("kv_dtype", ["float32", "bfloat16", "int8", "int4"])
 def test_the_library_takes_no_more_memory_than_was_planned(spec, smollm2_path, kv_dtype):
     config = EngineConfig(kv_tokens=4096, kv_dtype=kv_dtype)
     build = NativeBuild(config, smollm2_path, spec, 2)

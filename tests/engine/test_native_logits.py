@@ -12,9 +12,9 @@ import pytest
 import torch
 
 from ridgeline.engine.config import EngineConfig
-from ridgeline.engine.plan.request import Request, SamplingParams, Sequence
-from ridgeline.engine.plan.step import StepRow
 from ridgeline.engine.run.native_runner import StepArrays, step_arrays
+from ridgeline.engine.schedule.request import Request, SamplingParams, Sequence
+from ridgeline.engine.schedule.step import StepRow
 from ridgeline.engine.start.loading import StepSizes
 from ridgeline.engine.start.memory import GIB, plan_memory
 from ridgeline.engine.start.native_build import NativeBuild

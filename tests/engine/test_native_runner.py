@@ -5,11 +5,11 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from ridgeline.engine.plan.request import Request, SamplingParams, Sequence
-from ridgeline.engine.plan.step import Sampled, StepPlan, StepRow
 from ridgeline.engine.run.host_sampler import HostSampler
 from ridgeline.engine.run.native_runner import NativeRunner, step_arrays
 from ridgeline.engine.run.torch_runner import input_row
+from ridgeline.engine.schedule.request import Request, SamplingParams, Sequence
+from ridgeline.engine.schedule.step import Sampled, StepPlan, StepRow
 from ridgeline.ops.cpu.library import Format, NativeDecoder, pack_float
 from ridgeline.ops.inputs import StepInputs
 from tests.ops.tiny_decoder import floats, tiny_table

@@ -21,7 +21,7 @@ def threads_and_variable(module: str, **environment: str) -> list[str]:
 
 
 def test_the_engine_process_starts_no_blas_threads_and_leaves_the_setting_to_others() -> None:
-    assert threads_and_variable("ridgeline.engine.link.engine_loop") == ["1", "None"]
+    assert threads_and_variable("ridgeline.engine.run.engine_loop") == ["1", "None"]
 
 
 @pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="OpenBLAS starts no threads on a single CPU")
@@ -31,6 +31,6 @@ def test_without_the_module_there_would_be_threads() -> None:
 
 
 def test_what_the_user_has_set_stays() -> None:
-    threads, variable = threads_and_variable("ridgeline.engine.link.engine_loop", OPENBLAS_NUM_THREADS=MANY)
+    threads, variable = threads_and_variable("ridgeline.engine.run.engine_loop", OPENBLAS_NUM_THREADS=MANY)
     assert variable == MANY
     assert int(threads) == min(int(MANY), len(os.sched_getaffinity(0)))

@@ -12,12 +12,12 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from ridgeline.engine.errors import DeviceOutOfMemory, InvalidRequest, QueueFull
-from ridgeline.engine.plan.forecast import OutputLengths
-from ridgeline.engine.plan.request import FinishReason, Request
-from ridgeline.engine.plan.scheduler import SchedulerLimits
-from ridgeline.engine.plan.step import StepPlan
-from ridgeline.engine.plan.step_budget import FIRST_TRIAL_STEPS
-from ridgeline.engine.plan.thinking import ThinkingBudget
+from ridgeline.engine.schedule.forecast import OutputLengths
+from ridgeline.engine.schedule.request import FinishReason, Request
+from ridgeline.engine.schedule.scheduler import SchedulerLimits
+from ridgeline.engine.schedule.step import StepPlan
+from ridgeline.engine.schedule.step_budget import FIRST_TRIAL_STEPS
+from ridgeline.engine.schedule.thinking import ThinkingBudget
 from tests.engine.fake_device import Failure, never
 from tests.engine.lettered import budget
 from tests.engine.overlapped import Overlapped

@@ -8,9 +8,9 @@ import pytest
 
 from ridgeline.engine.errors import InvalidRequest, QueueFull
 from ridgeline.engine.kv.block_pool import PoolCorrupted
-from ridgeline.engine.plan.request import FinishReason
-from ridgeline.engine.plan.scheduler import Scheduler
-from ridgeline.engine.plan.step import StepResult
+from ridgeline.engine.schedule.request import FinishReason
+from ridgeline.engine.schedule.scheduler import Scheduler
+from ridgeline.engine.schedule.step import StepResult
 from tests.engine.simulated_engine import (
     EOS,
     VOCAB,

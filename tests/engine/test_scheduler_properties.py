@@ -10,9 +10,9 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
 
 from ridgeline.engine.errors import InvalidRequest, QueueFull
-from ridgeline.engine.plan.forecast import OutputLengths
-from ridgeline.engine.plan.request import BACKGROUND_PRIORITY, FinishReason, Request, SamplingParams
-from ridgeline.engine.plan.scheduler import SchedulerLimits
+from ridgeline.engine.schedule.forecast import OutputLengths
+from ridgeline.engine.schedule.request import BACKGROUND_PRIORITY, FinishReason, Request, SamplingParams
+from ridgeline.engine.schedule.scheduler import SchedulerLimits
 from tests.engine.simulated_engine import VOCAB, SimulatedEngine, answer_alone
 
 # Three beginnings that many prompts share, so that prefixes are hit, half hit and missed.

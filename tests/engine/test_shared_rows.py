@@ -11,13 +11,13 @@ import torch
 pytest.importorskip("triton", reason="triton is not installed; no test of the GPU engine runs")
 
 import tests.triton_interpreter  # noqa: F401
-from ridgeline.engine.plan.request import Request, SamplingParams, Sequence
-from ridgeline.engine.plan.scheduler import Scheduler
-from ridgeline.engine.plan.step import StepRow
 from ridgeline.engine.run.core import EngineCore
 from ridgeline.engine.run.cuda import shared_rows
 from ridgeline.engine.run.cuda.shared_rows import SharedRows
-from ridgeline.ops.cuda.launch import INTERPRETED
+from ridgeline.engine.schedule.request import Request, SamplingParams, Sequence
+from ridgeline.engine.schedule.scheduler import Scheduler
+from ridgeline.engine.schedule.step import StepRow
+from ridgeline.ops.cuda.dependent_launch import INTERPRETED
 from tests.gpu.engines import Sizes, cuda_runner, family, torch_runner, weights_of
 
 PREFIX = list(range(100, 100 + 300))  # blocks: 4,800 tokens

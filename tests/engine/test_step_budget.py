@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ridgeline.engine.plan.step_budget import FIRST_TRIAL_STEPS, LEAST_TOKENS, MAX_TRIAL_STEPS, StepBudget
+from ridgeline.engine.schedule.step_budget import FIRST_TRIAL_STEPS, LEAST_TOKENS, MAX_TRIAL_STEPS, StepBudget
 
 
 def succeed(budget: StepBudget, steps: int) -> None:

@@ -5,8 +5,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ridgeline.engine.client.text import TextStream
-from ridgeline.engine.plan.request import FinishReason, SamplingParams
-from ridgeline.engine.plan.step import SeqDelta
+from ridgeline.engine.schedule.request import FinishReason, SamplingParams
+from ridgeline.engine.schedule.step import SeqDelta
 from ridgeline.models.text.tokenizer import Tokenizer
 from ridgeline.telemetry.timing import TimingRecord
 

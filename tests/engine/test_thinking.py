@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 
 from ridgeline.engine.client.thinking_tags import thinking_tags
 from ridgeline.engine.errors import InvalidRequest
-from ridgeline.engine.plan.request import SamplingParams
-from ridgeline.engine.plan.thinking import ThinkingBudget, ThinkingCount
+from ridgeline.engine.schedule.request import SamplingParams
+from ridgeline.engine.schedule.thinking import ThinkingBudget, ThinkingCount
 from tests.engine.lettered import LETTERS, budget, lettered_tags
 from tests.engine.overlapped import Overlapped
 from tests.engine.simulated_engine import limits, request

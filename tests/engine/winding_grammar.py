@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 
 from ridgeline.engine.grammar import Grammar
 from ridgeline.engine.grammar.masks import Mask, clear_bits
-from ridgeline.engine.plan.request import Request
+from ridgeline.engine.schedule.request import Request
 from tests.engine.simulated_engine import EOS, VOCAB
 
 

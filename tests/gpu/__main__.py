@@ -11,7 +11,7 @@ import sys
 import time
 import traceback
 
-from ridgeline.ops.cuda.launch import INTERPRETED
+from ridgeline.ops.cuda.dependent_launch import INTERPRETED
 from tests.gpu.collection import Skipped, all_checks, has_device
 
 

@@ -6,8 +6,8 @@ import random
 
 import torch
 
-from ridgeline.engine.plan.step import StepPlan
 from ridgeline.engine.run.cuda.runner import CudaRunner, LaunchedStep
+from ridgeline.engine.schedule.step import StepPlan
 from ridgeline.ops.cuda.norm import FEW_ROWS, norm_tile
 from tests.gpu.collection import DEVICE, Skipped, scaled
 from tests.gpu.engines import Work, bits_of, cuda_runner, serve, weights_of

@@ -9,10 +9,10 @@ import torch
 from torch import Tensor
 
 from ridgeline.ops import reference
+from ridgeline.ops.cuda.dependent_launch import INTERPRETED
 from ridgeline.ops.cuda.experts.experts import experts
 from ridgeline.ops.cuda.experts.route import route
 from ridgeline.ops.cuda.experts.scratch import experts_scratch
-from ridgeline.ops.cuda.launch import INTERPRETED
 from ridgeline.ops.mxfp4 import expanded, mxfp4
 from tests.gpu.collection import DEVICE, Skipped, scaled
 

@@ -7,8 +7,8 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from ridgeline.engine.plan.scheduler import Scheduler
 from ridgeline.engine.run.core import EngineCore
+from ridgeline.engine.schedule.scheduler import Scheduler
 from tests.gpu.collection import scaled
 from tests.gpu.engines import Answer, Sizes, Work, answers, bits_of, cuda_runner, serve
 from tests.gpu.models import (

@@ -9,7 +9,7 @@ import subprocess
 import sys
 from typing import Any
 
-from ridgeline.ops.cuda.launch import PDL
+from ridgeline.ops.cuda.dependent_launch import PDL
 from tests.gpu.collection import Skipped, scaled
 from tests.gpu.engines import Work, bits_of, cuda_runner, errors_of, serve
 from tests.gpu.models import SIZES, SPEC, compile_kernels, drawn, greedy, model_weights, prompt

@@ -10,7 +10,7 @@ from typing import TypeVar
 import torch
 
 import tests.gpu
-from ridgeline.ops.cuda.launch import INTERPRETED
+from ridgeline.ops.cuda.dependent_launch import INTERPRETED
 
 DEVICE = "cpu" if INTERPRETED else "cuda"
 T = TypeVar("T")

@@ -13,13 +13,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ridgeline.engine.plan.request import Request, SamplingParams
-from ridgeline.engine.plan.scheduler import Scheduler, SchedulerLimits
-from ridgeline.engine.plan.step import TokenLogprob
 from ridgeline.engine.run.core import EngineCore
 from ridgeline.engine.run.cuda.runner import CudaRunner
 from ridgeline.engine.run.host_sampler import HostSampler
 from ridgeline.engine.run.torch_runner import TorchRunner
+from ridgeline.engine.schedule.request import Request, SamplingParams
+from ridgeline.engine.schedule.scheduler import Scheduler, SchedulerLimits
+from ridgeline.engine.schedule.step import TokenLogprob
 from ridgeline.models.decoders.reference import Decoder, allocate_kv
 from ridgeline.models.spec.ffn import Experts, Router
 from ridgeline.models.spec.model_spec import ModelSpec

@@ -10,12 +10,12 @@ from functools import cache
 
 import torch
 
-from ridgeline.engine.plan.request import SamplingParams
 from ridgeline.engine.run.cuda import warm as cuda_warm
 from ridgeline.engine.run.cuda.graphs import ladder
+from ridgeline.engine.schedule.request import SamplingParams
 from ridgeline.models.spec.model_spec import ModelSpec
 from ridgeline.models.weights.torch_weights import Weights
-from ridgeline.ops.cuda.launch import INTERPRETED
+from ridgeline.ops.cuda.dependent_launch import INTERPRETED
 from ridgeline.ops.cuda.recording import compile_all, distinct
 from tests.gpu.collection import DEVICE, scaled
 from tests.gpu.engines import Answer, Sizes, family, weights_of

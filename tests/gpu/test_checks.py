@@ -6,7 +6,7 @@ import pytest
 
 pytest.importorskip("triton", reason="triton is not installed; no check of the GPU engine runs")
 
-from ridgeline.ops.cuda.launch import INTERPRETED
+from ridgeline.ops.cuda.dependent_launch import INTERPRETED
 from tests.gpu.collection import Skipped, all_checks, has_device
 
 pytestmark = [

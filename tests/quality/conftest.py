@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -9,13 +10,16 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from ridgeline.models.files.registry import cached_file, find_known
 from ridgeline.models.spec.read_spec import read_spec
 from ridgeline.models.text.tokenizer import Tokenizer
 from ridgeline.models.weights.packed import load_packed
 from ridgeline.ops.cpu.library import DecoderTable, Format
 from tests.quality.native_paths import ISAS, Text, with_matrices
+from tests.quality.stories import convert
 
 MAX_CONTEXT = 1024
+GATE_MODEL = "RIDGELINE_GATE_MODEL"  # another model for the gates by name
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,3 +79,38 @@ def text(smollm2_path: Path, shared_data: Path) -> Callable[[int, int, int], Tex
         return Text(tokens[:context], tokens[context:].reshape(sequences, length))
 
     return cut
+
+
+@pytest.fixture(scope="session")
+def named_model() -> Path:
+    """The model of another class that the gates run on by name: a short name, or a folder or file."""
+    name = os.environ.get(GATE_MODEL, "qwen2.5-coder-1.5b")
+    known = find_known(name)
+    path = Path(name).expanduser() if known is None else cached_file(known)
+    if not path.exists():
+        pytest.skip(f"{name} is not here (`ridgeline models pull {name}`); its gates are skipped")
+    return path
+
+
+@pytest.fixture(scope="session")
+def named_text(named_model: Path, shared_data: Path) -> Callable[..., Text]:
+    """named_text(sequences, length): the beginning of wikitext-2 as tokens of the named model."""
+    whole = (shared_data / "wikitext-2" / "test.txt").read_text(encoding="utf-8")
+    tokenizer = Tokenizer.load(named_model)
+
+    def cut(sequences: int, length: int) -> Text:
+        count = sequences * length
+        ids = tokenizer.encode(whole[: 16 * count], add_special=False, allow_special=False)[:count]
+        tokens = np.array(ids, np.int32)
+        return Text(tokens[:0], tokens.reshape(sequences, length))
+
+    return cut
+
+
+@pytest.fixture(scope="session")
+def stories_path(shared_data: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """stories260K, float32, in Hugging Face's layout."""
+    source = shared_data.parent / "models" / "stories260k" / "stories260K.bin"
+    if not source.is_file():
+        pytest.skip(f"{source} is not there; the gates on stories260K are skipped")
+    return convert(source, tmp_path_factory.mktemp("stories260k"))

@@ -31,7 +31,8 @@ try:
 except NativeUnavailable:
     ISAS = ()
 
-KV_FORMATS = (KvFormat.BF16, KvFormat.INT8)
+KV_FORMATS = (KvFormat.BF16, KvFormat.INT8)  # near float32: held to the bounds of the weights
+ROUNDED_KV_FORMATS = (*KV_FORMATS, KvFormat.INT4)
 CONTEXT_CHUNK = 64
 
 Floats = NDArray[np.float32]

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from ridgeline.ops.cpu.library import KvFormat, PackedMatrix, packed_bytes
-from tests.quality.native_paths import ISAS, KV_FORMATS, Course, Regime, Text, decoder_for, logits_of
+from tests.quality.native_paths import ISAS, ROUNDED_KV_FORMATS, Course, Regime, Text, decoder_for, logits_of
 
 LAYERS, VOCAB = 2, 256
 CONTEXT = 64
@@ -23,7 +23,7 @@ BATCHES = (Regime("2 and 7 rows", (2, 7)), Regime("9 rows", (9,)))
 CHUNKS = (Regime("chunks of 2", (1,), 2), Regime("36 rows", (9,), 4))
 
 EVERY_ISA = pytest.mark.parametrize("isa", ISAS)
-EVERY_KV = pytest.mark.parametrize("kv_format", KV_FORMATS, ids=lambda kv: f"kv-{kv.name.lower()}")
+EVERY_KV = pytest.mark.parametrize("kv_format", ROUNDED_KV_FORMATS, ids=lambda kv: f"kv-{kv.name.lower()}")
 
 
 @pytest.fixture(scope="session")

@@ -24,6 +24,8 @@ from ridgeline.engine.link.messages import (
     FRAME_HEADER,
     Abort,
     Answer,
+    Beat,
+    Beating,
     CountExperts,
     DumpSteps,
     Embedded,
@@ -45,7 +47,7 @@ from ridgeline.engine.link.messages import (
     frame,
 )
 from ridgeline.engine.link.packed_texts import PackedTexts, pack_texts
-from ridgeline.engine.plan.request import Request, SamplingParams
+from ridgeline.engine.schedule.request import Request, SamplingParams
 from ridgeline.models.text.tokenizer import Tokenizer
 from ridgeline.telemetry.stats import EngineStats, StepRecord
 
@@ -254,6 +256,12 @@ class AsyncClient:
         assert isinstance(answer, Pong)
         return answer.stats
 
+    async def step_age(self) -> float:
+        """Seconds that the step under way has taken; 0: none is. Answered also in the middle of a step."""
+        answer = await self._ask(Beat(next(self._serials)))
+        assert isinstance(answer, Beating)
+        return answer.step_s
+
     async def dump_steps(self, since: int = -1) -> list[StepRecord]:
         """The step records that the engine still has, after number `since`."""
         answer = await self._ask(DumpSteps(next(self._serials), since))
@@ -327,6 +335,9 @@ class AsyncClient:
             self._writer.close()
 
     def _dispatch(self, message: ToFront) -> None:
+        if isinstance(message, Beating):  # not from the loop: no progress
+            self._answer(message.id, message)
+            return
         self.heard_at = time.monotonic()
         match message:
             case Outputs(deltas, stats):

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from ridgeline.models.text.tokenizer import Tokenizer
 
 # -P: do not import modules such as a user's random.py from the current directory.
-ENGINE_PROGRAM = (sys.executable, "-P", "-m", "ridgeline.engine.link.engine_loop")
+ENGINE_PROGRAM = (sys.executable, "-P", "-m", "ridgeline.engine.run.engine_loop")
 POLL_S = 0.01
 LONGEST_SOCKET_FOLDER = 80
 STOP_S = 5.0  # seconds from the stop message until the engine is killed

@@ -23,7 +23,7 @@ from ridgeline.engine.errors import InvalidRequest, QueueFull, SchemaViolation, 
 from ridgeline.engine.grammar import Grammar
 from ridgeline.engine.grammar.conformance import AnswerCheck, refuse_uncheckable
 from ridgeline.engine.grammar.keywords import prepared
-from ridgeline.engine.plan.request import FinishReason, Request, SamplingParams
+from ridgeline.engine.schedule.request import FinishReason, Request, SamplingParams
 from ridgeline.engine.start.build import BuiltEngine, build_engine
 from ridgeline.models.files.pull import ensure
 

@@ -8,8 +8,8 @@ from ridgeline.engine.client.inbox import Inbox
 from ridgeline.engine.client.text import TextStream
 from ridgeline.engine.errors import EngineError, failure
 from ridgeline.engine.link.messages import Abort, ToEngine
-from ridgeline.engine.plan.request import FinishReason, Request
-from ridgeline.engine.plan.step import SeqDelta
+from ridgeline.engine.schedule.request import FinishReason, Request
+from ridgeline.engine.schedule.step import SeqDelta
 
 
 class Link(Protocol):

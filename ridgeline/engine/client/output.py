@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from ridgeline.engine.plan.request import FinishReason
-from ridgeline.engine.plan.step import TokenLogprob
+from ridgeline.engine.schedule.request import FinishReason
+from ridgeline.engine.schedule.step import TokenLogprob
 from ridgeline.telemetry.timing import TimingRecord
 
 

@@ -10,8 +10,8 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from ridgeline.engine.client.output import OutputChunk
-from ridgeline.engine.plan.request import FinishReason, SamplingParams
-from ridgeline.engine.plan.step import SeqDelta
+from ridgeline.engine.schedule.request import FinishReason, SamplingParams
+from ridgeline.engine.schedule.step import SeqDelta
 from ridgeline.models.text.detokenizer import IncrementalDetokenizer
 from ridgeline.telemetry.timing import TimingRecord
 
@@ -34,6 +34,7 @@ class TextStream:
         self._num_tokens = 0
         self._token_times: list[float] = []
         self._timing: TimingRecord | None = None
+        self._drafted = self._accepted = 0
         self.finished = False
         self.stopped_by_text = False
 
@@ -41,6 +42,9 @@ class TextStream:
         """The delta as text; None if there is nothing to report yet."""
         if self.finished:
             return None
+        if delta.drafted:
+            self._drafted += delta.drafted
+            self._accepted += delta.accepted
         if self._is_one_more_token(delta):
             self._num_tokens += 1
             self._token_times.append(step_end)
@@ -148,6 +152,8 @@ class TextStream:
             token_times=self._token_times,
             end=self._token_times[-1] if self._token_times else self._timing.arrival,
             end_reason=FinishReason.STOP.value,
+            drafted_tokens=self._drafted,
+            accepted_tokens=self._accepted,
         )
 
 

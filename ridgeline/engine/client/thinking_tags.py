@@ -10,7 +10,7 @@ import functools
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from ridgeline.engine.plan.thinking import NO_TAG, Tag, ThinkingTags
+from ridgeline.engine.schedule.thinking import NO_TAG, Tag, ThinkingTags
 
 if TYPE_CHECKING:
     from ridgeline.models.text.tokenizer import Tokenizer

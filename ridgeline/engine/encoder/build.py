@@ -32,7 +32,10 @@ STEP_TOKENS = 512  # about 50 ms of a small encoder on two cores: the longest wa
 LIMIT_TOKENS = 64  # text length for the printed limit
 WARM_UP_TOKENS = 8
 # Settings for growing sequences, which an encoder does not have.
-WITHOUT_EFFECT = ("kv_dtype", "kv_tokens", "kv_memory_gib", "block_size", "prefill_chunk", "max_running")
+WITHOUT_EFFECT = (
+    *("kv_dtype", "kv_tokens", "kv_memory_gib", "block_size", "prefill_chunk", "max_running"),
+    "speculate",
+)
 
 
 @dataclass(frozen=True)

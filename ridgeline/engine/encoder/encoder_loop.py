@@ -1,12 +1,13 @@
 """EncoderLoop, an encoder's engine process: receive, compute, publish; with a decoder's program and socket.
 
-`engine.link.engine_loop` runs it when the model is an encoder. Token ids come in, vectors go out.
+`engine.run.engine_loop` runs it when the model is an encoder. Token ids come in, vectors go out.
 """
 
 from __future__ import annotations
 
 import logging
 import os
+import time
 
 from ridgeline.engine.encoder.build import BuiltEncoder
 from ridgeline.engine.encoder.core import EncodedRows
@@ -51,7 +52,10 @@ class EncoderLoop:
         while not self._stopping:
             self._receive()
             if self._core.has_work:
-                self._publish(self._core.step())
+                self._socket.step_began = time.monotonic()
+                answers = self._core.step()
+                self._socket.step_began = 0.0
+                self._publish(answers)
             elif os.getppid() != self._parent:
                 log.warning("the server process has exited; stopping")
                 return

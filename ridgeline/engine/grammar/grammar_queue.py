@@ -7,7 +7,7 @@ queue compiles nothing and never blocks.
 from __future__ import annotations
 
 from ridgeline.engine.grammar.compiler import Compilation
-from ridgeline.engine.plan.request import Request
+from ridgeline.engine.schedule.request import Request
 
 
 class GrammarQueue:

@@ -99,6 +99,10 @@ class Matcher:
         self._inner = inner
         self._compiled = compiled
 
+    def fork(self) -> Matcher:
+        """A matcher in the same state that advances on its own."""
+        return Matcher(self._inner.deep_copy(), self._compiled)
+
     def fill(self, mask: Mask, barred: frozenset[int], ignores_eos: bool) -> str | None:
         """Set the bits of the tokens allowed next. Returns the reason if that cannot be determined.
 

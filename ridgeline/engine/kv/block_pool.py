@@ -34,13 +34,14 @@ class BlockPool:
         self.num_blocks = num_blocks
         self.block_size = block_size
         self.index = PrefixIndex(block_size) if index is None else index
-        self._free = list(range(num_blocks - 1, -1, -1))  # a stack: low numbers are allocated first
+        self._free: list[int] = []  # a stack of blocks that were used before
         self._cached: OrderedDict[int, None] = OrderedDict()  # least recently used first
-        self._references = [0] * num_blocks
+        # Of the blocks that were ever used, by number; the others are free. A simulated fleet has millions.
+        self._references: list[int] = []
 
     @property
     def num_free(self) -> int:
-        return len(self._free)
+        return len(self._free) + self.num_blocks - len(self._references)
 
     @property
     def num_cached(self) -> int:
@@ -48,15 +49,15 @@ class BlockPool:
 
     @property
     def num_held(self) -> int:
-        return self.num_blocks - len(self._free) - len(self._cached)
+        return len(self._references) - len(self._free) - len(self._cached)
 
     @property
     def available(self) -> int:
         """Blocks that allocate() can still return: free ones, and cached ones by eviction."""
-        return len(self._free) + len(self._cached)
+        return self.num_free + len(self._cached)
 
     def references(self, block: int) -> int:
-        return self._references[block]
+        return self._references[block] if block < len(self._references) else 0
 
     def blocks_for(self, num_tokens: int) -> int:
         return -(-num_tokens // self.block_size)
@@ -65,6 +66,9 @@ class BlockPool:
         """A block with one reference and undefined content."""
         if self._free:
             block = self._free.pop()
+        elif len(self._references) < self.num_blocks:  # low numbers first
+            self._references.append(1)
+            return len(self._references) - 1
         elif self._cached:
             block, _ = self._cached.popitem(last=False)
             self.index.forget(block)
@@ -75,7 +79,7 @@ class BlockPool:
 
     def share(self, block: int) -> None:
         """One more reference to a held or cached block: its content must not change from now on."""
-        if self._references[block] == 0:
+        if self.references(block) == 0:
             if block not in self._cached:
                 raise PoolCorrupted(f"block {block} is free and has no content to share")
             del self._cached[block]
@@ -88,7 +92,7 @@ class BlockPool:
         gap.
         """
         for block in reversed(table):
-            if self._references[block] == 0:
+            if self.references(block) == 0:
                 raise PoolCorrupted(f"block {block} was released but is not held")
             self._references[block] -= 1
             if self._references[block] == 0:
@@ -106,7 +110,9 @@ class BlockPool:
         """Raise PoolCorrupted unless the pool agrees with the block tables of all live sequences."""
         held = Counter(block for table in tables for block in table)
         free = Counter(self._free)
-        for block, references in enumerate(self._references):
+        free.update(range(len(self._references), self.num_blocks))
+        for block in range(self.num_blocks):
+            references = self.references(block)
             states = (free[block], int(block in self._cached), int(references > 0))
             if sum(states) != 1:
                 raise PoolCorrupted(

@@ -10,8 +10,8 @@ from bisect import bisect_left
 from collections.abc import Collection
 
 from ridgeline.engine.kv.block_pool import BlockPool, PoolCorrupted
-from ridgeline.engine.plan.request import SeqState, Sequence
-from ridgeline.engine.plan.step import BlockCopy
+from ridgeline.engine.schedule.request import SeqState, Sequence
+from ridgeline.engine.schedule.step import BlockCopy
 
 
 class SequenceBlocks:
@@ -97,6 +97,13 @@ class SequenceBlocks:
         child.block_hashes = list(parent.block_hashes)
         child.num_computed = parent.num_computed
 
+    def trim(self, seq: Sequence) -> None:
+        """Release the blocks at the end that hold no token of `seq`: their drafts were wrong."""
+        needed = self.pool.blocks_for(len(seq.tokens))
+        if len(seq.block_table) > needed:
+            self.pool.release(seq.block_table[needed:])
+            del seq.block_table[needed:]
+
     def release(self, seq: Sequence) -> None:
         self.pool.release(seq.block_table)
         seq.block_table = []
@@ -106,7 +113,7 @@ class SequenceBlocks:
         self.pool.check_integrity(seq.block_table for seq in holders)
         for seq in holders:
             least = self.pool.blocks_for(seq.num_computed + seq.in_flight)
-            most = self.pool.blocks_for(len(seq.tokens) + seq.pending)
+            most = self.pool.blocks_for(len(seq.tokens) + seq.pending + seq.drafted)
             has_ended = seq.state is SeqState.FINISHED  # its samples in flight are discarded
             if not has_ended and not least <= len(seq.block_table) <= most:
                 raise PoolCorrupted(

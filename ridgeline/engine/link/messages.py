@@ -11,8 +11,8 @@ from typing import Literal
 import msgspec
 
 from ridgeline.engine.errors import EngineError, InvalidRequest, QueueFull
-from ridgeline.engine.plan.request import Request
-from ridgeline.engine.plan.step import SeqDelta
+from ridgeline.engine.schedule.request import Request
+from ridgeline.engine.schedule.step import SeqDelta
 from ridgeline.models.files.generation_config import NO_DEFAULTS, SamplingDefaults
 from ridgeline.telemetry.stats import EngineStats, StepRecord
 
@@ -56,6 +56,12 @@ class Ping(msgspec.Struct, frozen=True, tag=True):
     id: int
 
 
+class Beat(msgspec.Struct, frozen=True, tag=True):
+    """Front → engine: answered by Beating at once, also in the middle of a step."""
+
+    id: int
+
+
 class DumpSteps(msgspec.Struct, frozen=True, tag=True):
     """Front → engine: answered by StepDump, with the steps after number `since`."""
 
@@ -79,7 +85,7 @@ class Stop(msgspec.Struct, frozen=True, tag=True):
     """Front → engine: stop the loop and exit with status 0."""
 
 
-ToEngine = Submit | Embed | Abort | Ping | DumpSteps | CountExperts | WatchPrefixes | Stop
+ToEngine = Submit | Embed | Abort | Ping | Beat | DumpSteps | CountExperts | WatchPrefixes | Stop
 
 
 class Hello(msgspec.Struct, frozen=True, tag=True):
@@ -139,6 +145,13 @@ class Pong(msgspec.Struct, frozen=True, tag=True):
     stats: EngineStats
 
 
+class Beating(msgspec.Struct, frozen=True, tag=True):
+    """Engine → front: the process runs. It says nothing of progress: a step may never end."""
+
+    id: int
+    step_s: float  # age of the step under way; 0: none is
+
+
 class StepDump(msgspec.Struct, frozen=True, tag=True):
     id: int
     steps: list[StepRecord]
@@ -162,9 +175,9 @@ class PrefixChanges(msgspec.Struct, frozen=True, tag=True):
     whole: bool = False
 
 
-Question = Ping | DumpSteps | CountExperts
-Answer = Pong | StepDump | ExpertsCounted
-ToFront = Hello | Outputs | Embedded | Refused | Pong | StepDump | ExpertsCounted | PrefixChanges
+Question = Ping | Beat | DumpSteps | CountExperts
+Answer = Pong | Beating | StepDump | ExpertsCounted
+ToFront = Hello | Outputs | Embedded | Refused | Pong | Beating | StepDump | ExpertsCounted | PrefixChanges
 
 
 def refusal(request_id: str, error: EngineError) -> Refused:

@@ -21,6 +21,8 @@ from pathlib import Path
 from ridgeline.engine.link.messages import (
     FRAME_HEADER,
     MAX_FRAME_BYTES,
+    Beat,
+    Beating,
     ToEngine,
     ToFront,
     decode_to_engine,
@@ -58,9 +60,13 @@ class _Connection:
 
 
 class EngineSocket:
-    """Listens on a Unix socket. `arrivals` yields (connection number, message)."""
+    """Listens on a Unix socket. `arrivals` yields (connection number, message).
+
+    The thread answers a Beat itself: it also runs while the loop is in a step.
+    """
 
     def __init__(self, path: Path) -> None:
+        self.step_began = 0.0  # monotonic; set by the loop; 0: no step is under way
         self.arrivals: queue.SimpleQueue[Arrival] = queue.SimpleQueue()
         self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         self._listener.bind(str(path))
@@ -202,7 +208,12 @@ class EngineSocket:
                 return
             body = bytes(received[FRAME_HEADER.size : end])
             del received[:end]
-            self.arrivals.put((number, decode_to_engine(body)))
+            message = decode_to_engine(body)
+            if isinstance(message, Beat):
+                began = self.step_began
+                self.send(number, Beating(message.id, time.monotonic() - began if began else 0.0))
+            else:
+                self.arrivals.put((number, message))
 
     def _drop(self, number: int) -> None:
         with self._lock:

@@ -16,11 +16,12 @@ from typing import Any
 from ridgeline.engine.errors import DeviceLost, DeviceOutOfMemory, EngineError, InvalidRequest, QueueFull
 from ridgeline.engine.grammar.compiler import GrammarCompiler
 from ridgeline.engine.grammar.grammar_queue import GrammarQueue
-from ridgeline.engine.plan.intake import refuse_unservable
-from ridgeline.engine.plan.request import FinishReason, Request, SeqState
-from ridgeline.engine.plan.scheduler import Scheduler
-from ridgeline.engine.plan.step import RowResult, SeqDelta, StepPlan, StepResult, StepRow
 from ridgeline.engine.run.runner import CountsExperts, DeviceRunner, Runner
+from ridgeline.engine.schedule.intake import refuse_unservable
+from ridgeline.engine.schedule.request import FinishReason, Request, SeqState
+from ridgeline.engine.schedule.scheduler import Scheduler
+from ridgeline.engine.schedule.step import RowResult, SeqDelta, StepPlan, StepResult, StepRow
+from ridgeline.engine.speculate.speculation import Speculation
 from ridgeline.telemetry.stats import EngineStats, StepRecord
 from ridgeline.telemetry.step_ring import StepRing
 
@@ -46,11 +47,13 @@ class EngineCore:
         clock: Callable[[], float] = time.monotonic,
         lookahead: int | None = None,
         grammars: GrammarCompiler | None = None,
+        speculation: Speculation | None = None,
     ) -> None:
         """lookahead: steps launched before the oldest in flight is read; None: the runner's own value.
         It is always 0 for a runner that computes synchronously.
 
         grammars: compiles the grammars of requests; without it, requests with a grammar are rejected.
+        speculation: adds drafts to steps; for runners that verify them.
         """
         self.scheduler = scheduler
         self.runner = runner
@@ -59,6 +62,7 @@ class EngineCore:
         self.last_step_end = 0.0
         self._checked = True  # nothing has changed since the last integrity check
         self.grammars = grammars
+        self.speculation = speculation
         self._grammar_queue = GrammarQueue()  # requests whose grammar is being compiled
         self._device = runner if isinstance(runner, DeviceRunner) else None
         self._steps_in_flight: deque[StepInFlight] = deque()  # launched, not yet collected
@@ -197,9 +201,9 @@ class EngineCore:
 
     def stats(self) -> EngineStats:
         stats = self.scheduler.stats()
-        return (
-            replace(stats, waiting=stats.waiting + len(self._grammar_queue)) if self._grammar_queue else stats
-        )
+        if self._grammar_queue:
+            stats = replace(stats, waiting=stats.waiting + len(self._grammar_queue))
+        return stats if self.speculation is None else replace(stats, speculation=self.speculation.stats())
 
     def expert_counts(self) -> dict[int, list[int]]:
         """Tokens that chose each expert since the warm-up, by layer; empty without experts."""
@@ -222,6 +226,8 @@ class EngineCore:
     def _plan(self) -> StepInFlight | None:
         started = self._clock()
         plan = self.scheduler.schedule(started)
+        if self.speculation is not None and plan:
+            self._speculate(lambda speculation: speculation.extend(plan, self.scheduler))
         for seq in plan.preempted:
             if seq.background:  # expected: background work yields to interactive work
                 log.debug("preempted background sequence %s; %d tokens", seq.name, len(seq.tokens))
@@ -230,6 +236,15 @@ class EngineCore:
                 "preempted %s: no KV block left; %d tokens will be recomputed", seq.name, len(seq.tokens)
             )
         return StepInFlight(plan, started, self._clock()) if plan else None
+
+    def _speculate(self, work: Callable[[Speculation], None]) -> None:
+        """Answers need no guesses: an error among them ends speculation, not the engine."""
+        assert self.speculation is not None
+        try:
+            work(self.speculation)
+        except Exception:
+            log.exception("speculation failed; it is off until the engine starts again")
+            self.speculation = None
 
     def _collect(self, device: DeviceRunner) -> list[SeqDelta]:
         """Collect the oldest step in flight. If it failed, all its rows end: their KV is undefined."""
@@ -273,6 +288,9 @@ class EngineCore:
         deltas = self.scheduler.apply(result, ended)
         if budget.tokens > before:
             log.info("steps have succeeded again: the step budget is back to %d tokens", budget.tokens)
+        if self.speculation is not None:
+            seconds = ended - max(step.planned_from, self.last_step_end)
+            self._speculate(lambda speculation: speculation.landed(step.plan, result, seconds))
         self.steps.append(_record(step, self.last_step_end, ended))
         self.last_step_end = ended
         self._checked = False

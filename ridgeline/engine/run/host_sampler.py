@@ -22,9 +22,9 @@ from ridgeline.engine.grammar.masks import (
     mask_words,
     masked,
 )
-from ridgeline.engine.plan.request import SamplingParams, Sequence
-from ridgeline.engine.plan.step import Sampled, TokenLogprob
 from ridgeline.engine.run.sequence_mask import fill_mask
+from ridgeline.engine.schedule.request import SamplingParams, Sequence
+from ridgeline.engine.schedule.step import Sampled, TokenLogprob
 from ridgeline.ops import sampling, sampling_fast
 
 log = logging.getLogger(__name__)
@@ -48,6 +48,35 @@ class HostSampler:
             else self._sample_alone(logits[row], seq)
             for row, seq in picks
         ]
+
+    def verify(self, logits: Logits, seq: Sequence, drafts: tuple[int, ...]) -> list[Sampled]:
+        """The tokens that `seq` draws one after the other, up to the first one that is not the draft.
+
+        Row i of logits [1 + drafts, V] follows the first i drafts. Each token is drawn as if it were alone in
+        its step: with its own random numbers, and with penalties, grammar and budget advanced over the drafts
+        before it, which are the tokens that were drawn there.
+        """
+        if wants_best_token(seq) and seq.thinking is None:
+            best = _best_tokens(logits, list(range(len(logits))))
+            return self._best_until_wrong(best, logits, seq, drafts)
+        ahead, samples = seq.ahead(), [self._sample_alone(logits[0], seq)]
+        for place, draft in enumerate(drafts):
+            last = samples[-1]
+            if last.error is not None or last.token != draft or not _continues(ahead, draft):
+                break
+            samples.append(self._sample_alone(logits[place + 1], ahead))
+        return samples
+
+    def _best_until_wrong(
+        self, best: dict[int, int], logits: Logits, seq: Sequence, drafts: tuple[int, ...]
+    ) -> list[Sampled]:
+        samples: list[Sampled] = []
+        for place, row in enumerate(logits):
+            drawn = Sampled(best[place]) if place in best else self._sample_alone(row, seq)
+            samples.append(drawn)
+            if place == len(drafts) or drawn.token != drafts[place] or drawn.token in seq.end_ids:
+                break
+        return samples
 
     def prompt_logprobs(self, logits: Logits, targets: list[int], count: int) -> list[TokenLogprob]:
         """The log-probability of each target given its prefix; row i of logits predicts targets[i]."""
@@ -132,6 +161,23 @@ class HostSampler:
 
     def _end_ids(self, params: SamplingParams) -> tuple[int, ...]:
         return params.stop_token_ids + (() if params.ignore_eos else self._eos_ids)
+
+
+def _continues(ahead: Sequence, token: int) -> bool:
+    """Advance over a token that was drawn. False: the sequence ends there, by it or by an error of its
+    grammar, which the scheduler finds in the same place."""
+    if ahead.ends_with(token):
+        return False
+    if ahead.matcher is not None:
+        try:
+            if ahead.matcher.advance(token):
+                return False
+        except ValueError:
+            return False
+    if ahead.thinking is not None:
+        ahead.thinking.advance(token)
+    ahead.tokens.append(token)
+    return True
 
 
 def wants_best_token(seq: Sequence) -> bool:

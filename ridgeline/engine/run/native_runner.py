@@ -11,9 +11,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from ridgeline.engine.plan.step import StepPlan, StepResult, StepRow
 from ridgeline.engine.run.host_sampler import HostSampler
 from ridgeline.engine.run.runner import best_token_result, logits_from, step_result, want_best_tokens_alone
+from ridgeline.engine.schedule.step import StepPlan, StepResult, StepRow
 from ridgeline.ops.cpu.library import NativeDecoder
 
 Ints = np.ndarray[Any, np.dtype[np.int32]]
@@ -43,23 +43,31 @@ class NativeRunner:
         for copy in plan.copies:
             self.decoder.copy_block(copy.source, copy.target)
         arrays = step_arrays(plan.rows)
+        exact = is_verified_alone(plan.rows)
         if want_best_tokens_alone(plan.rows):
-            best = self.decoder.best_tokens(*arrays)
+            best = self.decoder.best_tokens(*arrays, deterministic=exact)
             if -1 not in best:
                 return best_token_result(plan.rows, best)
             # A row has non-finite logits: compute them again so that the sampler can find it.
         wanted = len(arrays.logit_rows)
         out = self._logits if wanted <= len(self._logits) else None  # prompt logprobs need many rows, once
-        return step_result(self._sampler, plan.rows, self.decoder.execute(*arrays, out))
+        logits = self.decoder.execute(*arrays, out, deterministic=exact)
+        return step_result(self._sampler, plan.rows, logits)
 
     def expert_counts(self) -> dict[int, list[int]]:
         return self.decoder.expert_counts()
 
 
+def is_verified_alone(rows: list[StepRow]) -> bool:
+    """Whether the step has the drafts of one sequence and nothing else. Without them it would have one token,
+    and that arithmetic is the only one in which a token's result is the same in both."""
+    return len(rows) == 1 and bool(rows[0].drafts)
+
+
 def step_arrays(rows: list[StepRow]) -> StepArrays:
     # Lists up to here: after a forward pass the caches are cold, and each numpy call costs 20 µs.
     ends = list(accumulate(row.count for row in rows))
-    tokens = chain.from_iterable(row.seq.tokens[row.start : row.start + row.count] for row in rows)
+    tokens = chain.from_iterable(row.tokens for row in rows)
     positions = chain.from_iterable(range(row.start, row.start + row.count) for row in rows)
     return StepArrays(
         token_ids=np.array(list(tokens), np.int32),
@@ -76,7 +84,7 @@ def _padded(tables: list[list[int]]) -> list[list[int]]:
 
 
 def _logit_rows(rows: list[StepRow], ends: list[int]) -> list[int]:
-    if all(row.samplers and not row.prompt_logprobs for row in rows):  # nearly every step
+    if all(row.samplers and not row.prompt_logprobs and not row.drafts for row in rows):  # nearly every step
         return [end - 1 for end in ends]
     wanted: list[int] = []
     for row, end in zip(rows, ends, strict=True):

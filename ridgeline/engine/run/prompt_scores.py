@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from ridgeline.engine.plan.step import TokenLogprob
+from ridgeline.engine.schedule.step import TokenLogprob
 from ridgeline.models.decoders.cuda import CudaDecoder
 
 SLICE = 16  # rows sorted together: sorting takes more memory than the rows themselves

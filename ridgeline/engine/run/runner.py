@@ -8,11 +8,12 @@ the last one is read). The first two share the handling of logits here; this mod
 from __future__ import annotations
 
 from collections.abc import Iterator
+from itertools import islice
 from typing import Any, Protocol, runtime_checkable
 
-from ridgeline.engine.plan.request import SamplingParams, Sequence
-from ridgeline.engine.plan.step import RowResult, Sampled, StepPlan, StepResult, StepRow
 from ridgeline.engine.run.host_sampler import HostSampler, Logits, wants_best_token
+from ridgeline.engine.schedule.request import SamplingParams, Sequence
+from ridgeline.engine.schedule.step import RowResult, Sampled, StepPlan, StepResult, StepRow
 
 
 class Runner(Protocol):
@@ -79,10 +80,11 @@ class DeviceRunner(Runner, Protocol):
 
 
 def logits_from(row: StepRow) -> int | None:
-    """The first of the row's tokens whose logits are needed, up to its end: all, the last one, or none."""
+    """The first of the row's tokens whose logits are needed, up to its end: all, the last one and its
+    drafts, or none."""
     if row.prompt_logprobs:
         return 0
-    return row.count - 1 if row.samplers else None
+    return row.count - 1 - len(row.drafts) if row.samplers else None
 
 
 def logit_spans(rows: list[StepRow]) -> list[range]:
@@ -97,16 +99,34 @@ def logit_spans(rows: list[StepRow]) -> list[range]:
 
 
 def want_best_tokens_alone(rows: list[StepRow]) -> bool:
-    """Whether every sequence in these rows needs only the best token."""
-    return all(not row.prompt_logprobs and all(map(wants_best_token, row.samplers)) for row in rows)
+    """Whether every sequence in these rows needs only the best token, after each of its drafts too."""
+    return all(
+        not row.prompt_logprobs
+        and all(map(wants_best_token, row.samplers))
+        and not (row.drafts and row.seq.thinking is not None)
+        for row in rows
+    )
 
 
 def best_token_result(rows: list[StepRow], best: list[int]) -> StepResult:
     """The same as `step_result` if all rows need only the best token; `best` has the sampling rows."""
     tokens = iter(best)
     return StepResult(
-        [RowResult([Sampled(next(tokens))] * len(row.samplers) if row.samplers else []) for row in rows]
+        [
+            best_until_wrong(row, list(islice(tokens, 1 + len(row.drafts))))
+            if row.drafts
+            else RowResult([Sampled(next(tokens))] * len(row.samplers) if row.samplers else [])
+            for row in rows
+        ]
     )
+
+
+def best_until_wrong(row: StepRow, best: list[int]) -> RowResult:
+    """The best token after each draft, up to the first one that is not the draft or ends the sequence."""
+    wrong = next((place for place, draft in enumerate(row.drafts) if best[place] != draft), len(row.drafts))
+    end_ids = row.seq.end_ids  # such a sequence has its min_tokens
+    ended = next((place for place in range(wrong) if best[place] in end_ids), wrong)
+    return RowResult([Sampled(token) for token in best[: ended + 1]])
 
 
 def step_result(sampler: HostSampler, rows: list[StepRow], logits: Logits) -> StepResult:
@@ -114,7 +134,8 @@ def step_result(sampler: HostSampler, rows: list[StepRow], logits: Logits) -> St
     spans = logit_spans(rows)
     picks: list[tuple[int, Sequence]] = []
     for row, span in zip(rows, spans, strict=True):
-        picks += [(span[-1], seq) for seq in row.samplers]
+        if not row.drafts:
+            picks += [(span[-1], seq) for seq in row.samplers]
     sampled = iter(sampler.sample(logits, picks))
     return StepResult(
         [_row_result(sampler, row, span, logits, sampled) for row, span in zip(rows, spans, strict=True)]
@@ -124,6 +145,8 @@ def step_result(sampler: HostSampler, rows: list[StepRow], logits: Logits) -> St
 def _row_result(
     sampler: HostSampler, row: StepRow, span: range, logits: Logits, sampled: Iterator[Sampled]
 ) -> RowResult:
+    if row.drafts:
+        return RowResult(sampler.verify(logits[span.start : span.stop], row.seq, row.drafts))
     samples = [next(sampled) for _ in row.samplers]
     if not row.prompt_logprobs:
         return RowResult(samples)

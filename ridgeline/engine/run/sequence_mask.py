@@ -6,7 +6,7 @@ Called by every sampler.
 from __future__ import annotations
 
 from ridgeline.engine.grammar.masks import Mask, NoToken, allow_only
-from ridgeline.engine.plan.request import Sequence
+from ridgeline.engine.schedule.request import Sequence
 
 _NONE: frozenset[int] = frozenset()
 

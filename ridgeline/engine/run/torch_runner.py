@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import torch
 
-from ridgeline.engine.plan.step import StepPlan, StepResult, StepRow
 from ridgeline.engine.run.host_sampler import HostSampler
 from ridgeline.engine.run.runner import logits_from, step_result
+from ridgeline.engine.schedule.step import StepPlan, StepResult, StepRow
 from ridgeline.models.decoders.reference import Decoder
 from ridgeline.ops.inputs import InputRow, StepInputs
 
@@ -40,5 +40,4 @@ class TorchRunner:
 
 
 def input_row(row: StepRow) -> InputRow:
-    tokens = row.seq.tokens[row.start : row.start + row.count]
-    return InputRow(tokens, row.start, row.seq.block_table, logits_from(row))
+    return InputRow(row.tokens, row.start, row.seq.block_table, logits_from(row))

@@ -22,11 +22,12 @@ from ridgeline.engine.limits.calibration import (
     load_calibration,
     this_machine,
 )
-from ridgeline.engine.plan.request import Request, SamplingParams
+from ridgeline.engine.schedule.request import Request, SamplingParams
 from ridgeline.engine.start.backend_choice import BackendChoice, choose_backend
 from ridgeline.engine.start.loading import BackendBuild, Loaded, Progress, StepSizes
 from ridgeline.engine.start.memory import MemoryPlan, available_memory, plan_memory, resident_bytes
 from ridgeline.engine.start.memory_receipt import MemoryReceipt
+from ridgeline.engine.start.speculation_choice import choose_speculation
 from ridgeline.machine import usable_cpus
 from ridgeline.models.files.generation_config import NO_DEFAULTS, SamplingDefaults, sampling_defaults
 from ridgeline.models.files.registry import find_known
@@ -75,6 +76,7 @@ class BuiltEngine:
     limits: dict[str, float]
     sampling: SamplingDefaults = NO_DEFAULTS  # for requests that do not set them
     memory: Callable[[], MemoryReceipt] | None = None  # GPU only
+    kv_dtype: str = ""  # of the KV cache, with "auto" resolved
 
     @property
     def receipt(self) -> MemoryReceipt | None:
@@ -102,6 +104,7 @@ def build_engine(
         choice = choose_backend(config, spec)
         backend = _backend_build(choice, config, path, spec, budget)
         sizes = step_sizes(config, choice, spec, backend.weights_bytes)
+        speculation, speculation_notes = choose_speculation(config, choice.name, spec.vocab_size)
     grammars = GrammarCompiler(path, spec.vocab_size, spec.eos_ids, untrusted=untrusted_grammars)
     with budget.stage("import"):
         backend.prepare()
@@ -111,6 +114,7 @@ def build_engine(
         loaded = backend.load(plan, sizes, progress)
         core = _core(config, path, spec, plan, sizes, loaded, choice.name)
         core.grammars = grammars
+        core.speculation = speculation
     if loaded.before_first_step is not None:
         with budget.stage("kernels"):
             loaded.before_first_step()
@@ -132,11 +136,14 @@ def build_engine(
         backend=choice.name,
         dtype=loaded.weights,
         summary=f"{choice.name} ({loaded.unit}), weights {loaded.weights}, KV {loaded.kv}",
-        notes=((f"{choice.name} because {choice.reason}",) if choice.reason else ()) + loaded.notes,
+        notes=((f"{choice.name} because {choice.reason}",) if choice.reason else ())
+        + loaded.notes
+        + speculation_notes,
         budget=budget,
         limits=limits,
         sampling=sampling,
         memory=loaded.memory,
+        kv_dtype=loaded.kv,
     )
 
 
@@ -202,8 +209,8 @@ def _core(
     loaded: Loaded,
     backend: str,
 ) -> EngineCore:
-    from ridgeline.engine.plan.scheduler import Scheduler, SchedulerLimits
     from ridgeline.engine.run.core import EngineCore
+    from ridgeline.engine.schedule.scheduler import Scheduler, SchedulerLimits
 
     limits = SchedulerLimits(
         step_tokens=sizes.step_tokens,
@@ -229,8 +236,8 @@ def _warm_up(core: EngineCore, plan: MemoryPlan) -> None:
     A backend that cannot answer it does not start. It uses a separate scheduler, so that the real one's
     counters start at zero.
     """
-    from ridgeline.engine.plan.scheduler import Scheduler
     from ridgeline.engine.run.core import EngineCore
+    from ridgeline.engine.schedule.scheduler import Scheduler
 
     warm = EngineCore(Scheduler(core.scheduler.limits), core.runner)
     length = min(WARM_UP_TOKENS, plan.max_context - 1)

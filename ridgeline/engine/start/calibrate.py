@@ -34,10 +34,10 @@ from ridgeline.engine.limits.step_costs import (
     StepCosts,
     choose_steps,
 )
-from ridgeline.engine.plan.request import Request, SamplingParams
-from ridgeline.engine.plan.request import Sequence as EngineSequence
-from ridgeline.engine.plan.step import BlockCopy, StepPlan, StepRow
 from ridgeline.engine.run.runner import Runner
+from ridgeline.engine.schedule.request import Request, SamplingParams
+from ridgeline.engine.schedule.request import Sequence as EngineSequence
+from ridgeline.engine.schedule.step import BlockCopy, StepPlan, StepRow
 from ridgeline.engine.start.memory import available_memory
 from ridgeline.models.spec.model_spec import ModelSpec
 from ridgeline.ops.cpu import library

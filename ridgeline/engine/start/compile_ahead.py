@@ -44,7 +44,7 @@ def compile_ahead(dry_run: dict[str, Any], decode_sizes: list[int]) -> None:
 
 
 def _answer(task: bytes) -> dict[str, Any]:
-    from ridgeline.ops.cuda.launch import ASSUMED_CAPABILITY, capability
+    from ridgeline.ops.cuda.dependent_launch import ASSUMED_CAPABILITY, capability
 
     environment = {**os.environ, ASSUMED_CAPABILITY: str(capability() or 0), "CUDA_VISIBLE_DEVICES": ""}
     # The package that runs here, wherever it was imported from.
@@ -92,7 +92,7 @@ def main() -> None:
 def _compile(arguments: dict[str, Any], decode_sizes: list[int]) -> dict[str, Any]:
     from ridgeline.engine.run.cuda import warm as cuda_warm
     from ridgeline.ops.cuda.attention import prefill_specialized
-    from ridgeline.ops.cuda.launch import capability
+    from ridgeline.ops.cuda.dependent_launch import capability
     from ridgeline.ops.cuda.recording import compile_all, compile_for
 
     started = time.monotonic()

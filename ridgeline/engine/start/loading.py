@@ -18,11 +18,24 @@ DUMMY_NOTE = "weights are random (--load-format dummy): use it for measurements 
 
 
 def expansion_notes(spec: ModelSpec, dtype: str) -> tuple[str, ...]:
-    """For a backend that does not compute with the stored format of the experts."""
+    """For a backend that does not compute with the stored format."""
+    if spec.quantization is not None:
+        stored = " and ".join(str(format) for format in spec.quantization.formats())
+        return (
+            f"weights stored as {stored} ({spec.quantization.method}) are expanded to {dtype} when loaded",
+            *input_notes(spec),
+        )
     if spec.weight_format not in ("mxfp4", "gguf:MXFP4"):
         return ()
     change = f"with {ROUNDED_STEPS}" if dtype == "float16" else "with the same values"
     return (f"experts stored as MXFP4 are expanded to {dtype} when loaded, {change}",)
+
+
+def input_notes(spec: ModelSpec) -> tuple[str, ...]:
+    """For a checkpoint whose producer meant inputs to be rounded, too."""
+    rounded = spec.quantization.activations() if spec.quantization is not None else ""
+    note = f"weights alone are quantized: inputs are not rounded to {rounded}, as the file asks"
+    return (note,) if rounded else ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,7 +17,7 @@ from ridgeline.engine.errors import BackendUnavailable
 from ridgeline.engine.limits.machine_limits import MeasuredLimits, limits_of, native_ceilings
 from ridgeline.engine.run.host_sampler import HostSampler
 from ridgeline.engine.run.native_runner import NativeRunner, StepArrays
-from ridgeline.engine.start.loading import Loaded, Progress, StepSizes
+from ridgeline.engine.start.loading import Loaded, Progress, StepSizes, input_notes
 from ridgeline.engine.start.memory import Footprint, MemoryPlan
 from ridgeline.models.spec.cache_layout import CacheElement, CacheLayout
 from ridgeline.models.spec.ffn import Experts
@@ -32,8 +32,14 @@ from ridgeline.ops.cpu.library import (
     Peak,
 )
 
-KV_FORMATS = {"float32": KvFormat.F32, "bfloat16": KvFormat.BF16, "int8": KvFormat.INT8}
-KV_BYTES = {KvFormat.F32: 4, KvFormat.BF16: 2, KvFormat.INT8: 1}
+KV_FORMATS = {
+    "float32": KvFormat.F32,
+    "bfloat16": KvFormat.BF16,
+    "int8": KvFormat.INT8,
+    "int4": KvFormat.INT4,
+}
+KV_BYTES = {KvFormat.F32: 4.0, KvFormat.BF16: 2.0, KvFormat.INT8: 1.0, KvFormat.INT4: 0.5}
+SCALED_KV = (KvFormat.INT8, KvFormat.INT4)
 PANEL = 16  # the library pads heads to a multiple of this
 TRIAL_ROWS, TRIAL_TOKENS, TRIAL_REPEATS = 8, 128, 5  # the steps that measure the cost of --deterministic
 
@@ -75,7 +81,7 @@ class NativeBuild:
     def load(self, plan: MemoryPlan, sizes: StepSizes, progress: Progress | None) -> Loaded:
         packed = self._packed = self._plan.load(progress)
         decoder = self._decoder(plan.max_context, plan.num_blocks, sizes.step_tokens)
-        notes = packed.notes
+        notes = packed.notes + input_notes(self._spec)
         if self._config.deterministic:
             notes += (f"deterministic: {self._cost_of_determinism()}",)
         return Loaded(
@@ -131,8 +137,9 @@ class NativeBuild:
 
 
 def stored_element(format: KvFormat) -> CacheElement:
-    """Heads are padded to whole panels; in int8, each key and each value has a float scale."""
-    return CacheElement(KV_BYTES[format], scale_bytes=4 if format is KvFormat.INT8 else 0, multiple=PANEL)
+    """Heads are padded to whole panels. Each key and each value has a float scale in int8, a scale and a
+    minimum of 16 bits in int4."""
+    return CacheElement(KV_BYTES[format], scale_bytes=4 if format in SCALED_KV else 0, multiple=PANEL)
 
 
 def expert_floats_per_token(spec: ModelSpec) -> int:

@@ -13,9 +13,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ridgeline.engine.plan.step import StepRow
 from ridgeline.engine.run.cuda.rows import DeviceRows
 from ridgeline.engine.run.cuda.step_block import StepBlock, aligned
+from ridgeline.engine.schedule.step import StepRow
 from ridgeline.models.decoders.cuda_step import DeviceStep
 from ridgeline.ops.cuda.attention.prefill_plan import PrefillViews, plan_prefill
 from ridgeline.ops.cuda.attention.prefix_groups import PrefixTiles

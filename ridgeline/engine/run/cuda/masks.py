@@ -12,8 +12,8 @@ import torch
 from torch import Tensor
 
 from ridgeline.engine.grammar.masks import NoToken, mask_words
-from ridgeline.engine.plan.request import Sequence
 from ridgeline.engine.run.sequence_mask import fill_mask
+from ridgeline.engine.schedule.request import Sequence
 
 _RING_SIZE = 4  # host buffers, used in rotation: more than steps that can be in flight
 

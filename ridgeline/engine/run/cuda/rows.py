@@ -6,7 +6,7 @@ only differences, which are computed here. Pure logic; the runner copies the num
 
 from __future__ import annotations
 
-from ridgeline.engine.plan.request import Sequence
+from ridgeline.engine.schedule.request import Sequence
 
 
 class DeviceRow:

@@ -20,14 +20,14 @@ import torch
 from torch import Tensor
 
 from ridgeline.engine.errors import DeviceLost, DeviceOutOfMemory
-from ridgeline.engine.plan.request import SamplingParams, Sequence
-from ridgeline.engine.plan.step import RowResult, StepPlan, StepResult, StepRow
 from ridgeline.engine.run.cuda.graphs import DecodeGraphs, GraphKey, ladder
 from ridgeline.engine.run.cuda.inputs import CudaInputs
 from ridgeline.engine.run.cuda.rows import DeviceRow, DeviceRows
 from ridgeline.engine.run.cuda.sampler import DeviceSampler, Pick, SampleTicket
 from ridgeline.engine.run.cuda.shared_rows import SharedRows
 from ridgeline.engine.run.prompt_scores import PromptScores
+from ridgeline.engine.schedule.request import SamplingParams, Sequence
+from ridgeline.engine.schedule.step import RowResult, StepPlan, StepResult, StepRow
 from ridgeline.models.decoders.cuda import CudaDecoder
 from ridgeline.models.decoders.cuda_buffers import Buffers
 from ridgeline.models.spec.model_spec import ModelSpec

@@ -11,10 +11,10 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from ridgeline.engine.plan.request import SamplingParams, SeqState, Sequence
-from ridgeline.engine.plan.step import Sampled, TokenLogprob
 from ridgeline.engine.run.cuda.masks import DeviceMasks, SentMasks
 from ridgeline.engine.run.sequence_mask import needs_mask
+from ridgeline.engine.schedule.request import SamplingParams, SeqState, Sequence
+from ridgeline.engine.schedule.step import Sampled, TokenLogprob
 from ridgeline.ops.cuda.sampling.logprobs import LogprobBuffers
 from ridgeline.ops.cuda.sampling.sampling import SampleScratch, sample
 from ridgeline.ops.cuda.sampling.state import MAX_BIASED, MAX_SUPPRESSED, RowParams, SamplerState

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from ridgeline.engine.plan.request import Sequence
-from ridgeline.engine.plan.step import StepRow
+from ridgeline.engine.schedule.request import Sequence
+from ridgeline.engine.schedule.step import StepRow
 from ridgeline.ops.cuda.attention.prefix_groups import PrefixTiles, find_shared_prefixes, prefix_tiles
 
 # One more kernel per layer pays off if it saves reading at least this many cached tokens.

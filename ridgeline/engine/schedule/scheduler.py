@@ -20,14 +20,14 @@ from ridgeline.engine.errors import InvalidRequest, QueueFull
 from ridgeline.engine.kv.block_pool import BlockPool
 from ridgeline.engine.kv.prefix_index import PrefixIndex
 from ridgeline.engine.kv.sequence_blocks import SequenceBlocks
-from ridgeline.engine.plan.admission import Admission
-from ridgeline.engine.plan.forecast import OutputLengths
-from ridgeline.engine.plan.intake import SchedulerLimits, make_sequences, refuse_unservable
-from ridgeline.engine.plan.integrity import check_integrity
-from ridgeline.engine.plan.request import FinishReason, Request, SeqState, Sequence, is_background
-from ridgeline.engine.plan.sequence_states import SequenceStates
-from ridgeline.engine.plan.step import RowResult, SeqDelta, StepPlan, StepResult, StepRow
-from ridgeline.engine.plan.step_budget import LEAST_TOKENS, StepBudget
+from ridgeline.engine.schedule.admission import Admission
+from ridgeline.engine.schedule.forecast import OutputLengths
+from ridgeline.engine.schedule.intake import SchedulerLimits, make_sequences, refuse_unservable
+from ridgeline.engine.schedule.integrity import check_integrity
+from ridgeline.engine.schedule.request import FinishReason, Request, SeqState, Sequence, is_background
+from ridgeline.engine.schedule.sequence_states import SequenceStates
+from ridgeline.engine.schedule.step import RowResult, SeqDelta, StepPlan, StepResult, StepRow
+from ridgeline.engine.schedule.step_budget import LEAST_TOKENS, StepBudget
 from ridgeline.telemetry.stats import EngineStats
 
 __all__ = ["Scheduler", "SchedulerLimits"]
@@ -113,6 +113,25 @@ class Scheduler:
             plan.retired, self._sequences.retired = self._sequences.retired, []
         return plan
 
+    def add_drafts(self, row: StepRow, drafts: list[int], room: int) -> int:
+        """Let a decode of the newest plan guess the tokens that follow. Returns the number of drafts taken.
+
+        Fewer than given if the budget, the sequence's end or the free blocks allow no more: a draft never
+        preempts another sequence.
+        """
+        seq, plan = row.seq, self._in_flight[-1]
+        if row.count != 1 or not row.samplers or row.start + 1 != len(seq.tokens) or not seq.num_output:
+            return 0  # not a decode, or its token is still being sampled
+        most = min(len(drafts), room, seq.max_len - len(seq.tokens) - 1)
+        taken = 0
+        while taken < most and self.blocks.make_writable(seq, row.start + 1 + taken, plan.copies):
+            taken += 1
+        row.drafts = tuple(drafts[:taken])
+        row.count += taken
+        seq.in_flight += taken
+        seq.drafted = taken
+        return taken
+
     def apply(self, result: StepResult, now: float) -> list[SeqDelta]:
         """Apply the result of the oldest step in flight. Returns what it added to each sequence."""
         if not self._in_flight:
@@ -149,6 +168,8 @@ class Scheduler:
         self.budget.reduce()
         for row in plan.rows:
             self._sequences.land(row)
+            if row.drafts and row.seq.state is SeqState.RUNNING:
+                self.blocks.trim(row.seq)
             if not row.seq.furthest:
                 row.seq.timing.first_prefill = None
         alive = sorted((row.seq for row in plan.rows if row.seq.state is SeqState.RUNNING), key=_order)
@@ -261,6 +282,7 @@ class Scheduler:
             and length != seq.forks_at
             and seq is not self._preempting
             and not seq.owes_prompt_logprobs
+            and not seq.drafted
         )
 
     def _compute(self, seq: Sequence, room: int, plan: StepPlan, now: float) -> int:

@@ -10,7 +10,7 @@ from bisect import bisect_left, insort
 from collections.abc import Iterator
 from operator import attrgetter
 
-from ridgeline.engine.plan.request import BACKGROUND_PRIORITY, Sequence
+from ridgeline.engine.schedule.request import BACKGROUND_PRIORITY, Sequence
 
 _order = attrgetter("order")
 

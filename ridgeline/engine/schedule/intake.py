@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from hashlib import blake2b
 
 from ridgeline.engine.errors import InvalidRequest
-from ridgeline.engine.plan.request import Request, SamplingParams, Sequence
+from ridgeline.engine.schedule.request import Request, SamplingParams, Sequence
 from ridgeline.telemetry.timing import TimingRecord
 
 TOKEN_LIMIT = 2**31  # token ids are hashed and computed as 32-bit numbers

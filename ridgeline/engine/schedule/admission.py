@@ -7,9 +7,9 @@ it and acts on the answer; nothing here changes a sequence or a block.
 from __future__ import annotations
 
 from ridgeline.engine.kv.sequence_blocks import SequenceBlocks
-from ridgeline.engine.plan.forecast import Claim, OutputLengths, peak_blocks
-from ridgeline.engine.plan.intake import SchedulerLimits
-from ridgeline.engine.plan.request import Sequence
+from ridgeline.engine.schedule.forecast import Claim, OutputLengths, peak_blocks
+from ridgeline.engine.schedule.intake import SchedulerLimits
+from ridgeline.engine.schedule.request import Sequence
 
 
 class Admission:

@@ -9,11 +9,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from ridgeline.engine.kv.sequence_blocks import SequenceBlocks
-from ridgeline.engine.plan.forecast import OutputLengths
-from ridgeline.engine.plan.intake import CompletionRate
-from ridgeline.engine.plan.request import FinishReason, SeqState, Sequence
-from ridgeline.engine.plan.service_order import ServiceOrder
-from ridgeline.engine.plan.step import RowResult, Sampled, SeqDelta, StepRow, TokenLogprob
+from ridgeline.engine.schedule.forecast import OutputLengths
+from ridgeline.engine.schedule.intake import CompletionRate
+from ridgeline.engine.schedule.request import FinishReason, SeqState, Sequence
+from ridgeline.engine.schedule.service_order import ServiceOrder
+from ridgeline.engine.schedule.step import RowResult, Sampled, SeqDelta, StepRow, TokenLogprob
 
 
 @dataclass(slots=True)
@@ -78,10 +78,12 @@ class SequenceStates:
     # ── results ──────────────────────────────────────────────────────────────────────────────────────────
 
     def land(self, row: StepRow) -> None:
-        """The row is no longer in flight, whether it was computed or withdrawn."""
+        """The row has left flight: it was computed or withdrawn."""
         seq, samplers = row.seq, row.samplers
         seq.in_flight -= row.count
         seq.steps_in_flight -= 1
+        if row.drafts:
+            seq.drafted = 0
         if samplers:
             seq.pending -= 1
             for sibling in samplers[1:]:
@@ -96,6 +98,9 @@ class SequenceStates:
         seq = row.seq
         if outcome.error is not None:
             deltas += [self.fail(s, FinishReason.ERROR, now, outcome.error) for s in self.dependents(seq)]
+            return
+        if row.drafts:
+            self._apply_verified(row, outcome.samples, now, deltas)
             return
         self._advance(seq, row.count)
         prompt_logprobs = outcome.prompt_logprobs
@@ -114,6 +119,23 @@ class SequenceStates:
             self._complete_prompt(row)
         for sampler, sampled in zip(row.samplers, outcome.samples, strict=True):
             deltas.append(self._append(sampler, sampled, prompt_logprobs if sampler is seq else [], now))
+
+    def _apply_verified(
+        self, row: StepRow, samples: list[Sampled], now: float, deltas: list[SeqDelta]
+    ) -> None:
+        """Apply a row with drafts as if each of its tokens had had a step: blocks are named by tokens that
+        were drawn, never by drafts."""
+        seq, drafted = row.seq, len(row.drafts)
+        seq.timing.drafted_tokens += drafted
+        seq.timing.accepted_tokens += len(samples) - 1
+        for sampled in samples:
+            self._advance(seq, 1)
+            delta = self._append(seq, sampled, [], now)
+            deltas.append(delta._replace(drafted=drafted, accepted=len(samples) - 1) if drafted else delta)
+            drafted = 0
+            if seq.state is SeqState.FINISHED:
+                return
+        self.blocks.trim(seq)
 
     def _advance(self, seq: Sequence, count: int) -> None:
         if seq.num_computed < seq.furthest:  # preempted before

@@ -10,9 +10,9 @@ from collections.abc import Collection, Iterable
 
 from ridgeline.engine.kv.block_pool import PoolCorrupted
 from ridgeline.engine.kv.sequence_blocks import SequenceBlocks
-from ridgeline.engine.plan.request import SeqState, Sequence
-from ridgeline.engine.plan.service_order import ServiceOrder
-from ridgeline.engine.plan.step import StepPlan
+from ridgeline.engine.schedule.request import SeqState, Sequence
+from ridgeline.engine.schedule.service_order import ServiceOrder
+from ridgeline.engine.schedule.step import StepPlan
 
 
 def check_integrity(
@@ -30,7 +30,8 @@ def check_integrity(
     """
     blocks.check_integrity([*running, *draining])
     for seq in running:
-        ahead, length = seq.num_computed + seq.in_flight, len(seq.tokens) + seq.pending
+        ahead = seq.num_computed + seq.in_flight - seq.drafted
+        length = len(seq.tokens) + seq.pending
         if seq.state is not SeqState.RUNNING or not ahead < length:
             raise PoolCorrupted(
                 f"{seq.name} is running in state {seq.state}, {ahead} of {length} tokens computed"
@@ -52,10 +53,12 @@ def _check_flights(
 ) -> None:
     """Check each sequence's in-flight counters against the steps in flight."""
     tokens, samples, steps = Counter[Sequence](), Counter[Sequence](), Counter[Sequence]()
+    drafted = Counter[Sequence]()
     for plan in in_flight:
         for row in plan.rows:
             tokens[row.seq] += row.count
             samples[row.seq] += bool(row.samplers)
+            drafted[row.seq] += len(row.drafts)
             steps.update({row.seq, *row.samplers})
     for seq in {*known, *steps}:
         if (seq.in_flight, seq.pending, seq.steps_in_flight) != (tokens[seq], samples[seq], steps[seq]):
@@ -64,5 +67,7 @@ def _check_flights(
                 f"{seq.steps_in_flight} steps in flight; the plans have "
                 f"{tokens[seq]}, {samples[seq]} and {steps[seq]}"
             )
+        if seq.drafted != drafted[seq]:
+            raise PoolCorrupted(f"{seq.name} records {seq.drafted} drafts; the plans have {drafted[seq]}")
         if (seq in draining) != (seq.state is SeqState.FINISHED):
             raise PoolCorrupted(f"{seq.name} is {seq.state} and {'' if seq in draining else 'not '}draining")

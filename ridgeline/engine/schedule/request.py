@@ -8,18 +8,20 @@ from __future__ import annotations
 import enum
 import math
 import sys
+from copy import copy
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from ridgeline.engine.errors import InvalidRequest
 from ridgeline.engine.grammar import Grammar
-from ridgeline.engine.plan.thinking import ThinkingBudget, ThinkingCount
+from ridgeline.engine.schedule.thinking import ThinkingBudget, ThinkingCount
 from ridgeline.telemetry.timing import TimingRecord
 
 if TYPE_CHECKING:
     from ridgeline.engine.grammar.library import Matcher
 
 MAX_TOP_LOGPROBS = 20
+MAX_PROMPT_LOGPROBS = 256  # of the Python API, for divergence between models; the HTTP API allows 20
 MAX_SAMPLES = 128
 BACKGROUND_PRIORITY = 1000
 
@@ -80,10 +82,9 @@ class SamplingParams:
             "stop_token_ids", all(i >= 0 for i in self.stop_token_ids), "must not contain a negative token id"
         )
         _check("n", 1 <= self.n <= MAX_SAMPLES, f"must be between 1 and {MAX_SAMPLES}")
-        for name in ("logprobs", "prompt_logprobs"):
+        for name, most in (("logprobs", MAX_TOP_LOGPROBS), ("prompt_logprobs", MAX_PROMPT_LOGPROBS)):
             count = getattr(self, name)
-            in_range = count is None or 0 <= count <= MAX_TOP_LOGPROBS
-            _check(name, in_range, f"must be between 0 and {MAX_TOP_LOGPROBS}")
+            _check(name, count is None or 0 <= count <= most, f"must be between 0 and {most}")
 
     @property
     def greedy(self) -> bool:
@@ -146,6 +147,7 @@ class Sequence:
     in_flight:    tokens being computed by steps in flight; the next step starts after them
     pending:      samples being taken by steps in flight: tokens that will exist but are not known yet
     steps_in_flight: how many steps compute or sample it; its blocks are not released before they land
+    drafted:      of the tokens in flight, those that were guessed; until they land, no step is planned ahead
     block_table:  pool block ids; block i holds the KV of tokens [i*block_size, (i+1)*block_size)
     block_hashes: chained hashes of the full blocks of `tokens` known so far
     order:        sort key among all sequences: (priority, arrival, serial number, sample)
@@ -171,6 +173,7 @@ class Sequence:
     in_flight: int = 0
     pending: int = 0
     steps_in_flight: int = 0
+    drafted: int = 0
     block_table: list[int] = field(default_factory=list)
     block_hashes: list[bytes] = field(default_factory=list)
     order: tuple[int, float, int, int] = (0, 0.0, 0, 0)
@@ -221,6 +224,20 @@ class Sequence:
         if not pending:
             return False
         return self.matcher is not None or (self.thinking is not None and self.thinking.may_force(pending))
+
+    def ahead(self) -> Sequence:
+        """A copy whose tokens, grammar and thinking budget can advance on their own. For samplers."""
+        ahead = copy(self)
+        ahead.tokens = self.tokens[:]
+        ahead.matcher = None if self.matcher is None else self.matcher.fork()
+        ahead.thinking = copy(self.thinking)
+        return ahead
+
+    def ends_with(self, token: int) -> bool:
+        """Whether this token, chosen next, ends it, apart from its grammar."""
+        if token in self.end_ids and self.num_output >= self.params.min_tokens:
+            return True
+        return len(self.tokens) + 1 >= self.max_len
 
     @property
     def num_output(self) -> int:

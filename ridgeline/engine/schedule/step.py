@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-from ridgeline.engine.plan.request import FinishReason, Sequence
+from ridgeline.engine.schedule.request import FinishReason, Sequence
 from ridgeline.telemetry.timing import TimingRecord
 
 _NONE: Any = ()  # an immutable empty list
@@ -29,6 +29,8 @@ class StepRow:
               request with n samples completes.
     prompt_logprobs: this row must also report log-probabilities of prompt tokens start+1 … start+count
                      (as far as they are prompt tokens).
+    drafts: guesses of the tokens that follow the one at `start`; `count` includes them. The runner returns
+            the token that `seq` draws after each of them, up to the first one that is not the guess.
     """
 
     seq: Sequence
@@ -36,6 +38,13 @@ class StepRow:
     count: int
     samplers: tuple[Sequence, ...] = ()
     prompt_logprobs: bool = False
+    drafts: tuple[int, ...] = ()
+
+    @property
+    def tokens(self) -> list[int]:
+        """The ids of its `count` tokens, as far as the host knows them."""
+        known = self.seq.tokens[self.start : self.start + self.count]
+        return [*known, *self.drafts] if self.drafts else known
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,6 +95,9 @@ class StepPlan:
             if row.count == 1 and row.start > 0:
                 decode_batch += 1
                 decode_context += context
+            elif row.drafts:  # each of its tokens is computed like a decode
+                decode_batch += row.count
+                decode_context += row.count * context
             else:
                 prefill_rows += 1
                 prefill_tokens += row.count
@@ -117,7 +129,11 @@ class Sampled:
 
 @dataclass(slots=True)
 class RowResult:
-    """`samples` are in the order of the row's samplers; prompt_logprobs covers tokens start+1 … of it."""
+    """`samples` are in the order of the row's samplers; prompt_logprobs covers tokens start+1 … of it.
+
+    Of a row with drafts, `samples` are consecutive tokens of its only sampler: at least one, and one more for
+    each draft that was right.
+    """
 
     samples: list[Sampled] = field(default_factory=list)
     prompt_logprobs: list[TokenLogprob] = field(default_factory=list)
@@ -146,3 +162,5 @@ class SeqDelta(NamedTuple):
     stop_token: int | None = None  # the id that ended it, if a token did
     error: str | None = None
     timing: TimingRecord | None = None  # with the first token, the first after a preemption, and the end
+    drafted: int = 0  # with the first token of a row that had drafts: how many, and how many were right
+    accepted: int = 0

@@ -1,6 +1,6 @@
 """EngineLoop, the engine process: receive, schedule, execute, publish; a plain loop around EngineCore.
 
-Started by the server's supervisor as `python -m ridgeline.engine.link.engine_loop`. It handles no text: token
+Started by the server's supervisor as `python -m ridgeline.engine.run.engine_loop`. It handles no text: token
 ids in, token ids out. It exits when told to, or when the process that started it has exited.
 """
 
@@ -42,8 +42,8 @@ from ridgeline.engine.link.messages import (
     refusal,
 )
 from ridgeline.engine.link.transport import Closed, EngineSocket, Opened, Woken
-from ridgeline.engine.plan.request import Request
-from ridgeline.engine.plan.step import SeqDelta
+from ridgeline.engine.schedule.request import Request
+from ridgeline.engine.schedule.step import SeqDelta
 from ridgeline.engine.start.build import BuiltEngine, StartupBudget, build_engine
 from ridgeline.models.errors import ModelError
 from ridgeline.models.files.content_id import content_id
@@ -89,7 +89,10 @@ class EngineLoop:
                 self._socket.send(connection, refusal(request_id, error))
                 del self._open_samples[name]
             if self._core.has_work:
-                self._publish(self._core.step())
+                self._socket.step_began = time.monotonic()
+                deltas = self._core.step()
+                self._socket.step_began = 0.0
+                self._publish(deltas)
                 if self._index.journal:
                     self._publish_prefixes()
             else:

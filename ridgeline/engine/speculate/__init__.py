@@ -1,0 +1,1 @@
+"""Speculation: guesses of the next tokens, verified several at a time. Pure logic, on the host."""

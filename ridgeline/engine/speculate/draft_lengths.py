@@ -1,0 +1,93 @@
+"""DraftLengths: how many guesses of each row a step verifies: the most tokens per second, expected.
+
+Every further guess adds its chance of being right to the step's tokens and its time to the step. The chances
+of a row only fall, so the best guesses of all rows are added one by one, and the number with the best rate
+counts, not the first after which the rate falls: the time of a step is not smooth in its size.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from ridgeline.engine.speculate.drafter import MOST_DRAFTS
+from ridgeline.engine.speculate.step_times import StepTimes
+
+WORTH = 1.03  # least expected gain
+ALIKE = 20  # chances are compared in steps of 1/20: rows that differ by less get drafts of one length
+REFRESH_STEPS = 16  # steps between two looks at the measured times
+MOST_OF_A_STEP = 64  # drafts of all rows together
+
+
+class Choice(NamedTuple):
+    """lengths: of each row's draft; gain: expected tokens per second, as a multiple of a step without"""
+
+    lengths: list[int]
+    gain: float
+
+
+class StepCost(NamedTuple):
+    """Times of steps with a number of decodes, as they were known a short time ago."""
+
+    until: int  # the measurement after which it is looked at again
+    news: int
+    context: int
+    plain_s: float | None
+    multiples: list[float]
+
+    def serves(self, times: StepTimes, context: int) -> bool:
+        is_fresh = times.num_measured < self.until and times.news == self.news
+        return is_fresh and self.context <= 2 * context <= 4 * self.context
+
+
+class DraftLengths:
+    def __init__(self, times: StepTimes) -> None:
+        self._times = times
+        self._costs: dict[int, StepCost] = {}
+        self._turn = 0
+
+    def costs(self, rows: int, context: int) -> list[float]:
+        """The time of a step with 0, 1, 2 … drafts beside `rows` decodes, as a multiple of one without."""
+        return self._cost(rows, context).multiples
+
+    def plain_s(self, rows: int, context: int) -> float | None:
+        """The time of a step of `rows` decodes without drafts; None: not known yet."""
+        return self._cost(rows, context).plain_s
+
+    def _cost(self, rows: int, context: int) -> StepCost:
+        known = self._costs.get(rows)
+        if known is not None and known.serves(self._times, context):
+            return known
+        plain = self._times.seconds(rows, context)
+        reach = self._times.reach(rows) - rows
+        most = 0 if plain is None else min(MOST_DRAFTS * rows, MOST_OF_A_STEP, reach)
+        times = [self._times.seconds(rows + more, context) or 1.0 for more in range(most + 1)]
+        multiples = [seconds / times[0] for seconds in times]
+        cost = StepCost(self._times.num_measured + REFRESH_STEPS, self._times.news, context, plain, multiples)
+        self._costs[rows] = cost
+        return cost
+
+    def may_pay(self, rows: int, context: int) -> bool:
+        """Whether any draft would pay if every guess were right."""
+        costs = self.costs(rows, context)
+        return any((rows + more) >= WORTH * rows * cost for more, cost in enumerate(costs) if more)
+
+    def choose(self, survivals: list[list[float]], rows: int, context: int) -> Choice:
+        """survivals: for each row with a draft, the chance of each guess; rows: of the step in all."""
+        costs = self.costs(rows, context)
+        self._turn += 1  # of equal rows another one comes first in each step
+        chances = sorted(
+            (-round(ALIKE * chance), place, (row + self._turn) % len(survivals), row, chance)
+            for row, each in enumerate(survivals)
+            for place, chance in enumerate(each)
+        )[: len(costs) - 1]
+        best, best_gain, expected = 0, 1.0, float(rows)
+        for more, (*_, chance) in enumerate(chances, start=1):
+            expected += chance
+            gain = expected / rows / costs[more]
+            if gain > best_gain:
+                best, best_gain = more, gain
+        lengths = [0] * len(survivals)
+        if best_gain >= WORTH:
+            for *_, row, _ in chances[:best]:
+                lengths[row] += 1
+        return Choice(lengths, best_gain)

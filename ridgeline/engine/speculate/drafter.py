@@ -1,0 +1,34 @@
+"""Drafter: guesses the tokens that follow a sequence's last one.
+
+`speculation` asks it before a step and decides how many of the guesses the step verifies. A drafter has no
+part in what is generated: a wrong guess costs time, never another token.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol
+
+from ridgeline.engine.schedule.request import Sequence
+
+MOST_DRAFTS = 15  # tokens of one draft: with the sequence's own one, a step of 16
+
+
+@dataclass(frozen=True, slots=True)
+class Draft:
+    """match: how many of the sequence's last tokens were found before these; 0: the drafter cannot say"""
+
+    tokens: list[int]
+    match: int = 0
+
+
+class Drafter(Protocol):
+    name: str
+
+    def propose(self, seq: Sequence) -> Draft | None:
+        """At most MOST_DRAFTS guesses; None if there is no ground for one. All tokens of `seq` are known."""
+        ...
+
+    def forget(self, seq: Sequence) -> None:
+        """It was preempted or has finished. Called once for each sequence that was proposed for."""
+        ...

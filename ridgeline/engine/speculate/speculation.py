@@ -1,0 +1,215 @@
+"""Speculation: adds drafts to a planned step, and learns from its result. Driven by EngineCore.
+
+For each decode it asks the drafter for guesses, lets `draft_lengths` decide how many are worth their time,
+and gives those to the scheduler. After the step it judges the guesses and the step's time. It decides how
+fast tokens come, never which: the samplers accept a guess only if it is the token they draw there anyway.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from ridgeline.engine.schedule.request import Sequence
+from ridgeline.engine.schedule.scheduler import Scheduler
+from ridgeline.engine.schedule.step import StepPlan, StepResult, StepRow
+from ridgeline.engine.speculate.acceptance import Acceptance
+from ridgeline.engine.speculate.draft_lengths import DraftLengths
+from ridgeline.engine.speculate.drafter import MOST_DRAFTS, Draft, Drafter
+from ridgeline.engine.speculate.loss_guard import LossGuard
+from ridgeline.engine.speculate.step_times import StepTimes
+from ridgeline.telemetry.stats import SpeculationStats
+
+GAIN_WEIGHT = 0.05  # of one more step in the reported gains
+REASONS = ("load", "prefill", "background", "loss", "match", "acceptance", "room")
+
+
+class Offer(NamedTuple):
+    """A draft for one row of a step, whether or not the step verifies it."""
+
+    row: StepRow
+    draft: Draft
+    before: int  # tokens of the sequence before the step
+
+
+@dataclass(slots=True)
+class PlannedDrafts:
+    """What `landed` needs to know of a step."""
+
+    rows: int
+    context: int  # KV tokens that it reads
+    offers: list[Offer]
+    num_drafts: int = 0
+    gain: float = 1.0
+
+
+class Speculation:
+    def __init__(
+        self,
+        drafter: Drafter,
+        vocab_size: int,
+        fixed_length: int | None = None,
+        clock: Callable[[], float] = time.perf_counter,
+    ) -> None:
+        """fixed_length: verify this many guesses of each row whatever they cost; for tests and trials"""
+        self.drafter = drafter
+        self.fixed_length = fixed_length
+        self.times = StepTimes()
+        self.acceptance = Acceptance()
+        self.lengths = DraftLengths(self.times)
+        self.guard = LossGuard()
+        self._vocab_size = vocab_size
+        self._clock = clock
+        self._planned: dict[int, PlannedDrafts] = {}  # by step, until it lands
+        self._off = dict.fromkeys(REASONS, 0)
+        self._drafted = [0] * MOST_DRAFTS  # by position in the draft
+        self._accepted = [0] * MOST_DRAFTS
+        self._steps = 0
+        self._rows = 0
+        self._draft_s = self._verify_s = 0.0
+        self._predicted = self._measured = 1.0
+
+    def extend(self, plan: StepPlan, scheduler: Scheduler) -> None:
+        """Add drafts to the rows of the newest plan."""
+        began = self._clock()
+        for seq in plan.retired:
+            self.drafter.forget(seq)
+            self.acceptance.forget(seq)
+        for step_id in [each for each in self._planned if each < plan.step_id - 1]:
+            del self._planned[step_id]  # it was withdrawn
+        planned = PlannedDrafts(len(plan.rows), sum(row.start + 1 for row in plan.rows), [])
+        reason = self._reason_to_pass(plan, planned.context)
+        if reason is None:
+            self._offer(plan, planned, scheduler)
+        else:
+            self._off[reason] += len(plan.rows)
+        if reason != "prefill":
+            self._planned[plan.step_id] = planned
+        self._draft_s += self._clock() - began
+
+    def landed(self, plan: StepPlan, result: StepResult, seconds: float) -> None:
+        """The step was applied. seconds: from its start, or the end of the one before, to its end."""
+        planned = self._planned.pop(plan.step_id, None)
+        if planned is None:
+            return
+        began = self._clock()
+        for offer in planned.offers:
+            self._judge(offer)
+        self._judge_time(planned, result, seconds)
+        self._draft_s += self._clock() - began
+
+    def stats(self) -> SpeculationStats:
+        return SpeculationStats(
+            drafter=self.drafter.name,
+            steps=self._steps,
+            drafts=self._rows,
+            drafted_by_position=tuple(self._drafted),
+            accepted_by_position=tuple(self._accepted),
+            draft_s=self._draft_s,
+            verify_s=self._verify_s,
+            predicted_gain=self._predicted,
+            measured_gain=self._measured,
+            off=dict(self._off),
+        )
+
+    # ── before a step ────────────────────────────────────────────────────────────────────────────────────
+
+    def _reason_to_pass(self, plan: StepPlan, context: int) -> str | None:
+        """Why no row of this step has drafts; None: it may."""
+        if self.fixed_length is not None:
+            return None
+        if any(row.count != 1 or not row.start for row in plan.rows):
+            return "prefill"
+        if self.guard.is_paused:
+            return "loss"
+        if not self.lengths.may_pay(len(plan.rows), context):
+            return "load"
+        return None
+
+    def _offer(self, plan: StepPlan, planned: PlannedDrafts, scheduler: Scheduler) -> None:
+        planned.offers = self._offers(plan)
+        if not planned.offers:
+            return
+        if self.fixed_length is None:
+            survivals = [self.acceptance.survivals(offer.row.seq, offer.draft) for offer in planned.offers]
+            lengths, planned.gain = self.lengths.choose(survivals, planned.rows, planned.context)
+        else:
+            lengths = [self.fixed_length] * len(planned.offers)
+        room = plan.budget - plan.num_tokens
+        for offer, length in zip(planned.offers, lengths, strict=True):
+            taken = 0
+            if length:
+                taken = scheduler.add_drafts(offer.row, offer.draft.tokens[:length], room)
+            if not taken:
+                self._off["room" if length else "acceptance"] += 1
+            room -= taken
+            planned.num_drafts += taken
+
+    def _offers(self, plan: StepPlan) -> list[Offer]:
+        offers: list[Offer] = []
+        is_mixed = any(not row.seq.background for row in plan.rows)
+        for row in plan.rows:
+            seq = row.seq
+            if not _is_decode(row):
+                continue
+            if seq.background and is_mixed:  # interactive rows would wait for its guesses
+                self._off["background"] += 1
+                continue
+            draft = self.drafter.propose(seq)
+            tokens = [] if draft is None else self._known(draft.tokens)
+            if draft is None or not tokens:
+                self._off["match"] += 1
+                continue
+            offers.append(Offer(row, Draft(tokens, draft.match), len(seq.tokens)))
+        return offers
+
+    def _known(self, tokens: list[int]) -> list[int]:
+        """Up to the first id that the model does not have."""
+        limit = self._vocab_size
+        for place, token in enumerate(tokens[:MOST_DRAFTS]):
+            if not 0 <= token < limit:
+                return tokens[:place]
+        return tokens[:MOST_DRAFTS]
+
+    # ── after it ─────────────────────────────────────────────────────────────────────────────────────────
+
+    def _judge(self, offer: Offer) -> None:
+        """Compare the guesses with the tokens that were drawn, those that were not verified too."""
+        row, guesses = offer.row, offer.draft.tokens
+        drawn = row.seq.tokens[offer.before :]
+        verified = len(row.drafts)
+        right = 0
+        while right < min(len(drawn), len(guesses)) and drawn[right] == guesses[right]:
+            right += 1
+        # After a wrong one nothing is known of the others, nor after the last token that was drawn.
+        judged = min(right + 1, len(drawn), len(guesses))
+        self.acceptance.note(row.seq, offer.draft, right, judged)
+        if verified:
+            self._rows += 1
+            for place in range(verified):
+                self._drafted[place] += 1
+                self._accepted[place] += place < min(right, len(drawn) - 1)  # the last one is drawn anyway
+
+    def _judge_time(self, planned: PlannedDrafts, result: StepResult, seconds: float) -> None:
+        plain_s = self.lengths.plain_s(planned.rows, planned.context) if planned.num_drafts else None
+        self.times.observe(planned.rows + planned.num_drafts, planned.context, seconds)
+        if not planned.num_drafts:
+            self.guard.pass_step()
+            return
+        self._steps += 1
+        self._verify_s += seconds
+        if plain_s is None:
+            return
+        emitted = sum(len(row.samples) for row in result.rows)
+        replaced_s = plain_s * emitted / planned.rows
+        self.guard.note(replaced_s, seconds)
+        self._predicted += GAIN_WEIGHT * (planned.gain - self._predicted)
+        self._measured += GAIN_WEIGHT * (replaced_s / seconds - self._measured)
+
+
+def _is_decode(row: StepRow) -> bool:
+    """Its tokens are all known, and the row computes the last of them."""
+    seq: Sequence = row.seq
+    return row.count == 1 and row.start + 1 == len(seq.tokens) and seq.num_output > 0
