@@ -82,6 +82,10 @@ class UpstreamAnswer:
         return None
 
     @property
+    def has_failed(self) -> bool:
+        return self._error is not None
+
+    @property
     def is_paused(self) -> bool:
         return self._is_paused
 

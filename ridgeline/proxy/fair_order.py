@@ -7,7 +7,8 @@ starts: one answer can hold its slot a hundred times as long as another.
 from __future__ import annotations
 
 import asyncio
-from collections import OrderedDict
+from collections import Counter, OrderedDict
+from collections.abc import Collection
 
 # A start is charged this much slot time, so that requests that end at once are not free.
 ENTRY_S = 0.01
@@ -151,19 +152,8 @@ class FairOrder:
         self._forget(name, tenant)
 
     def outvied_by(self, waiter: Waiter) -> Waiter | None:
-        """The request to drop for `waiter` when the queue is full: the newest of the tenant with most waiting
-        requests by weight, in the lowest priority. None: `waiter` itself has the weakest claim.
-        """
-        lowest = max(self._lanes)
-        if waiter.priority > lowest:
-            return None
-        lane = self._lanes[lowest]
-        crowd, line = max(lane.tenants.items(), key=lambda item: len(item[1]) / self._tenants[item[0]].weight)
-        if waiter.priority == lowest:
-            own = len(lane.tenants.get(waiter.tenant, ())) + 1
-            if crowd == waiter.tenant or own / waiter.weight > len(line) / self._tenants[crowd].weight:
-                return None
-        return next(reversed(line))
+        """The request to drop for `waiter` when the queue is full: see `outvied`."""
+        return outvied((self,), waiter)
 
     def waiting_by_tenant(self) -> dict[str, int]:
         return {name: tenant.waiting for name, tenant in self._tenants.items() if tenant.waiting}
@@ -224,3 +214,30 @@ class FairOrder:
     def _waiting_tenants(self) -> list[_Tenant]:
         names = {name for lane in self._lanes.values() for name in lane.tenants}
         return [self._tenants[name] for name in names]
+
+
+def outvied(orders: Collection[FairOrder], waiter: Waiter) -> Waiter | None:
+    """The request to drop for `waiter` when orders with one limit are full: the newest of the tenant with
+    most waiting requests by weight, in the lowest priority. None: `waiter` itself has the weakest claim.
+    """
+    lowest = max((priority for one in orders for priority in one._lanes), default=None)
+    if lowest is None or waiter.priority > lowest:
+        return None
+    counts: Counter[str] = Counter()
+    weights: dict[str, float] = {}
+    newest: dict[str, Waiter] = {}
+    for order in orders:
+        if lowest not in order._lanes:
+            continue
+        for name, line in order._lanes[lowest].tenants.items():
+            counts[name] += len(line)
+            weights[name] = order._tenants[name].weight
+            last = next(reversed(line))
+            if name not in newest or last.since >= newest[name].since:
+                newest[name] = last
+    crowd = max(counts, key=lambda name: counts[name] / weights[name])
+    if waiter.priority == lowest:
+        own = (counts[waiter.tenant] + 1) / waiter.weight
+        if crowd == waiter.tenant or own > counts[crowd] / weights[crowd]:
+            return None
+    return newest[crowd]

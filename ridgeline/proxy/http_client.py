@@ -11,6 +11,7 @@ import asyncio
 import errno
 import socket
 import ssl
+from collections.abc import Callable
 from dataclasses import dataclass
 from time import monotonic
 
@@ -57,22 +58,29 @@ class HttpClient:
         fixed: bytes = b"",
         wait_for_body: bool = False,
         stream: bool = False,
+        on_made: Callable[[UpstreamAnswer], None] | None = None,
     ) -> UpstreamAnswer:
         """The answer, once its head or its first body bytes have arrived. Raises RequestBroken.
 
         until: deadline of the whole answer, by the monotonic clock. fixed: more header lines, made by
         `header_lines`. stream: bytes should arrive all the time. A cancelled caller leaves no connection.
+        on_made: called at once with the answer, so that it can be failed while nothing has arrived.
         """
         host = self._hosts.get(origin)
         if host is None:
             host = self._hosts[origin] = b"host: %s\r\n" % origin.authority.encode("ascii")
         head = request_head(method, origin.base, path, host + fixed, headers, len(body))
         answer = UpstreamAnswer(timeouts.first_byte_s, timeouts.idle_s, until, wait_for_body, stream)
+        if on_made is not None:
+            on_made(answer)
         connection = self.pool.take(origin)
         while True:
             if connection is None:
                 connection = await self._connect(origin, timeouts.connect_s, until)
-            connection.send(answer, head, body)
+            if answer.has_failed:  # it was given up while the connection was made
+                connection.drop()
+            else:
+                connection.send(answer, head, body)
             await answer.begin()
             if not answer.is_lost:
                 return answer

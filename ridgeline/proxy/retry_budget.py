@@ -24,14 +24,22 @@ class RetryBudget:
         saved = self._saved + self._ratio
         self._saved = saved if saved < self._most else self._most
 
+    @property
+    def is_spent(self) -> bool:
+        """Whether `take` would refuse now. Asking does not count as a refusal."""
+        self._fill()
+        return self._saved < 1.0
+
     def take(self) -> bool:
         """Whether one more retry is allowed; if so, it is taken from the balance."""
-        now = self._clock()
-        self._saved = min(self._saved + (now - self._filled_at) * self._per_s, self._most)
-        self._filled_at = now
-        if self._saved < 1.0:
+        if self.is_spent:
             self.refused += 1
             return False
         self._saved -= 1.0
         self.taken += 1
         return True
+
+    def _fill(self) -> None:
+        now = self._clock()
+        self._saved = min(self._saved + (now - self._filled_at) * self._per_s, self._most)
+        self._filled_at = now

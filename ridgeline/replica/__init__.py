@@ -1,1 +1,1 @@
-"""What a server and a fleet say to each other: load, prefix events, resume markers. It imports neither."""
+"""The protocol between a server and a fleet: load, prefix events, resume markers. It imports neither."""

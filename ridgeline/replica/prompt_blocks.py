@@ -1,4 +1,4 @@
-"""prompt_blocks(): the names of a prompt's beginnings, made from the request's text.
+"""prompt_blocks(): names the leading blocks of a prompt, from the request's text.
 
 A router has no tokenizer and no chat template, so it names a prefix by its bytes: the raw JSON of the fields
 that the template reads, cut into blocks, each named by a chained hash. A server makes the same names from the
@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from hashlib import blake2b
 
 BLOCK_BYTES = 256  # about 64 tokens of English: four KV blocks
-MAX_BLOCKS = 1024  # 256 kB; a longer prompt is named by its beginning
+MAX_BLOCKS = 1024  # 256 kB; the rest of a longer prompt has no names
 # In the order in which templates write them. A later turn's messages begin with the earlier turn's bytes.
 FIELDS = ("tools", "functions", "system", "instructions", "messages", "prompt", "input")
 

@@ -2,7 +2,7 @@
 
 A server writes each group of events after a marker line, `:r {json}` (a comment for SSE clients). The router
 reads groups with a GroupReader, forwards only complete ones and keeps a ResumeState. If the replica dies, the
-router sends the request again with that state, and a peer writes the events that are missing. Pure data.
+router sends the request again with that state, and a peer writes the missing events. Pure data.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ class BrokenMarkers(ValueError):
 
 
 class Head(msgspec.Struct, frozen=True):
-    """What all events of a stream have in common. It is in the first marker."""
+    """The values that all events of a stream share. The first marker has it."""
 
-    id: str  # of the request; the ids in the events are made of it
+    id: str  # id of the request, from which the ids in the events are made
     created: int
     seed: int  # the client's, or the one drawn in its place
-    version: str  # of the model, the software and the settings: another one cannot continue
-    epoch: str  # of the server process
-    salt: str = ""  # of the ids that are made while the stream runs
+    version: str  # version of model, software and settings: another version cannot continue the stream
+    epoch: str  # id of the server process
+    salt: str = ""  # salt of the ids that are made while the stream runs
 
 
 class Finish(msgspec.Struct, frozen=True):
@@ -57,7 +57,7 @@ class Tokens(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Marker(msgspec.Struct, frozen=True, omit_defaults=True):
-    """Of one group. Its tokens are those of its events, and earlier ones that showed no text."""
+    """The marker of one group. Its tokens are those of its events, and earlier ones that showed no text."""
 
     n: int  # bytes of the events that follow
     t: list[Tokens] = []
@@ -70,7 +70,7 @@ class Marker(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class Output(msgspec.Struct):
-    """What the client has of one choice. bursts: place and number of tokens that came together."""
+    """The part of one choice that the client has. bursts: place and number of tokens that came together."""
 
     tokens: list[int] = []
     bursts: list[tuple[int, int]] = []
@@ -84,7 +84,7 @@ class Output(msgspec.Struct):
         self.finish = tokens.finish or self.finish
 
     def chunks(self) -> list[list[int]]:
-        """The tokens as they came."""
+        """The tokens in the groups in which they came."""
         sizes, chunks, place = dict(self.bursts), list[list[int]](), 0
         while place < len(self.tokens):
             size = max(1, sizes.get(place, 1))
@@ -94,7 +94,7 @@ class Output(msgspec.Struct):
 
 
 class ResumeState(msgspec.Struct):
-    """Everything that a peer needs to continue a stream, besides the request."""
+    """What a peer needs to continue a stream, besides the request."""
 
     head: Head | None = None
     outputs: dict[int, Output] = {}  # by choice
@@ -104,7 +104,7 @@ class ResumeState(msgspec.Struct):
     failure: Failure | None = None
 
     def add(self, marker: Marker) -> None:
-        """The client has this group's events."""
+        """Add a group whose events the client has."""
         if marker.head is not None and self.head is None:
             self.head = marker.head
         for tokens in marker.t:
@@ -139,7 +139,7 @@ class Group(msgspec.Struct, frozen=True):
 
 
 class GroupReader:
-    """Splits a stream into its complete groups, however its bytes are divided.
+    """Splits a stream into complete groups, however its bytes are divided.
 
     An incomplete group stays in the buffer: if the replica dies, it was never sent.
     """
@@ -191,14 +191,14 @@ _states: msgspec.json.Decoder[ResumeState] = msgspec.json.Decoder(ResumeState)
 
 
 def encode_group(marker: Marker, events: bytes) -> bytes:
-    """The marker line and its events. `marker.n` must be their length."""
+    """Write the marker line and its events. `marker.n` must be their length."""
     if marker.n != len(events):
-        raise ValueError(f"the marker announces {marker.n} bytes, and there are {len(events)}")
+        raise ValueError(f"the marker announces {marker.n} bytes, but there are {len(events)}")
     return b"%b%b\n%b" % (MARK, _encoder.encode(marker), events)
 
 
 def decode_marker(line: bytes) -> Marker:
-    """From the JSON of a marker line. Raises BrokenMarkers."""
+    """Read the JSON of a marker line. Raises BrokenMarkers."""
     try:
         marker = _markers.decode(line)
     except msgspec.MsgspecError as error:
@@ -209,13 +209,13 @@ def decode_marker(line: bytes) -> Marker:
 
 
 def with_state(body: bytes, state: ResumeState) -> bytes:
-    """The request's JSON body with the state from which to continue."""
+    """Add the state from which to continue to the request's JSON body."""
     fields: dict[str, Any] = {**_fields.decode(body), RESUME_FIELD: state}
     return _encoder.encode(fields)
 
 
 def split_state(body: bytes) -> tuple[bytes, ResumeState]:
-    """The client's body and the state. Raises ValueError if the body has none, or it is malformed."""
+    """Split the client's body and the state. Raises ValueError if the state is missing or malformed."""
     fields = _fields.decode(body)
     raw = fields.pop(RESUME_FIELD, None)
     if raw is None:

@@ -17,7 +17,16 @@ from ridgeline.server.http.unknown_path import UnknownPath
 from ridgeline.server.http.websocket import WebSockets
 from ridgeline.server.messages_api import endpoints as messages_api
 from ridgeline.server.ollama_api import endpoints as ollama_api
-from ridgeline.server.openai_api.bodies import (
+from ridgeline.server.openai_api.chat import chat_completions
+from ridgeline.server.openai_api.completions import completions
+from ridgeline.server.openai_api.request_bodies import (
+    ChatRequest,
+    CompletionRequest,
+    DetokenizeRequest,
+    TemplateRequest,
+    TokenizeRequest,
+)
+from ridgeline.server.openai_api.response_bodies import (
     ChatChunk,
     ChatCompletion,
     ExpertList,
@@ -31,20 +40,12 @@ from ridgeline.server.openai_api.bodies import (
     Tokens,
     Version,
 )
-from ridgeline.server.openai_api.chat import chat_completions
-from ridgeline.server.openai_api.completions import completions
-from ridgeline.server.openai_api.protocol import (
-    ChatRequest,
-    CompletionRequest,
-    DetokenizeRequest,
-    TemplateRequest,
-    TokenizeRequest,
-)
 from ridgeline.server.openai_api.tokenize import apply_template, detokenize, tokenize
 from ridgeline.server.openapi.handlers import self_description
 from ridgeline.server.records.state import StateStore
 from ridgeline.server.records.usage_book import RequestUsage, UsageBook, show_usage
 from ridgeline.server.replica import endpoints as replica
+from ridgeline.server.replica import file_endpoints as replica_files
 from ridgeline.server.responses_api import endpoints as responses
 from ridgeline.server.served_models import Model, ServedModels
 from ridgeline.server.vectors import endpoints as vectors
@@ -77,6 +78,7 @@ ENDPOINTS = [
     *vectors.ENDPOINTS,
     *ollama_api.ENDPOINTS,
     *replica.ENDPOINTS,
+    *replica_files.ENDPOINTS,
     Endpoint("GET", "/v1/models", health.list_models, "The served names", response=ModelList),
     Endpoint("GET", "/v1/models/{model:path}", health.show_model, "One served name", response=ModelCard),
     Endpoint(

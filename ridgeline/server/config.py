@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Literal
 
 from ridgeline.options import OptionError, option
+from ridgeline.replica.weight_sources import check_peers, check_sources
 from ridgeline.server.effort import effort_budgets
 
 
@@ -15,7 +16,7 @@ class ServerConfig:
     host: str = option("127.0.0.1", "address to listen on; 0.0.0.0 for every interface")
     port: int = option(8000, "port to listen on; 0 picks a free one")
     grpc_port: int | None = option(
-        None, "also serve gRPC, on this port; 0 picks a free one; needs ridgeline[grpc]; default: off"
+        None, "also serve gRPC on this port (needs ridgeline[grpc]); 0 picks a free one; default: off"
     )
     ssl_certfile: Path | None = option(
         None, "PEM file of the certificate, with its chain, to serve https; read again when it changes"
@@ -98,6 +99,22 @@ class ServerConfig:
         15.0,
         "report an engine as not ready after this many seconds without progress; kill it after 8 times that",
     )
+    weight_sources: tuple[str, ...] = option(
+        (),
+        "where weights come from, in this order: local, peers, http(s):// or file:// URLs of folders with a "
+        "manifest, hub; may be repeated; default: local and hub",
+    )
+    weight_peers: tuple[str, ...] = option(
+        (), "NAME=URL of a server that shares the files of the same model; may be repeated"
+    )
+    weight_caches: bool = option(
+        True, "also fetch packed weights or compiled kernels from weight_peers and stores, if they match"
+    )
+    share_weights: bool = option(False, "give the models' files to clients with a key, at /replica/files")
+    share_transfers: int = option(2, "peers that may fetch files at a time; further ones get 503 and wait")
+    share_mb_per_s: float = option(
+        100.0, "MB/s of all file transfers together while requests run; without requests there is no limit"
+    )
     record_traffic: Path | None = option(
         None,
         "record arrival times, lengths and block hashes of requests (no content) in this file; default: off",
@@ -119,6 +136,14 @@ class ServerConfig:
 
     def __post_init__(self) -> None:
         effort_budgets(self.reasoning_budget)  # raises OptionError
+        check_sources(self.weight_sources, "weight_sources")
+        check_peers(self.weight_peers, "weight_peers")
+        if self.share_transfers < 1 or self.share_mb_per_s <= 0:
+            raise OptionError("share_transfers and share_mb_per_s must be more than 0; --no-share-weights")
+        if self.share_weights and not self.needs_key:
+            raise OptionError(
+                "share_weights needs api_keys or api_key_file: only clients with a key get files"
+            )
         if self.api_keys is not None and not all(key.strip() for key in self.api_keys or ("",)):
             # An unset variable in a script must neither open the server nor shut out every client.
             raise OptionError("api_keys contains an empty key or no key: give a key, or drop the option")

@@ -18,7 +18,7 @@ from ridgeline.server.batches.conversion import converted
 from ridgeline.server.errors import NotReady
 from ridgeline.server.http.body_fields import About, Body
 from ridgeline.server.http.field_types import Name
-from ridgeline.server.openai_api.bodies import (
+from ridgeline.server.openai_api.response_bodies import (
     ExpertList,
     ExpertTokens,
     Health,

@@ -8,12 +8,15 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeVar
 
 from starlette.requests import HTTPConnection
 
 import ridgeline
 from ridgeline.engine.client.client import AsyncClient
+from ridgeline.engine.config import EngineConfig
+from ridgeline.replica.messages import WeightsFrom
 from ridgeline.server.config import ServerConfig
 from ridgeline.server.errors import ApiError, ErrorReply, NotReady
 from ridgeline.server.http.request_context import RequestContext
@@ -41,6 +44,16 @@ class Engine(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
+class ModelFiles:
+    """The files that a model was loaded from, for peers that want the same."""
+
+    source: str  # MODEL of `ridgeline serve`
+    path: Path
+    engine: EngineConfig
+    weights: WeightsFrom | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class Model:
     """One served model: the names it is served under, its own first."""
 
@@ -49,6 +62,7 @@ class Model:
     metrics: ServerMetrics
     other_names: tuple[str, ...] = ()  # accepted, but not listed
     start_segments: dict[str, float] = field(default_factory=dict)  # seconds before the engine's own start
+    files: ModelFiles | None = None
 
 
 @dataclass(frozen=True, slots=True)

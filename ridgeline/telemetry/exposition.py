@@ -25,20 +25,26 @@ class Family:
 
 
 class Page:
-    """Builds one exposition text. Families come in the order of their first use."""
+    """Builds one exposition text. Families come in the order of their first use.
 
-    def __init__(self, families: Mapping[str, Family], prefix: str = PREFIX) -> None:
-        self._families, self._prefix = families, prefix
+    process: added to counters and histograms. A page that merges processes then shows a series for each of
+    them, and the restart of one resets its series alone.
+    """
+
+    def __init__(self, families: Mapping[str, Family], prefix: str = PREFIX, process: Labels = ()) -> None:
+        self._families, self._prefix, self._process = families, prefix, process
         self._lines: dict[str, list[str]] = {}
 
     def add(self, name: str, value: float, labels: Labels = ()) -> None:
+        if self._families[name].kind == "counter":
+            labels = (*labels, *self._process)
         self._of(name).append(f"{self._prefix}{name}{_braces(labels)} {_number(value)}")
 
     def add_histogram(
         self, name: str, edges: Iterable[float], counts: list[int], total: float, labels: Labels = ()
     ) -> None:
         """counts: one per edge and one above the last edge; not cumulative."""
-        lines, running = self._of(name), 0
+        lines, running, labels = self._of(name), 0, (*labels, *self._process)
         for edge, count in zip((*map(_number, edges), "+Inf"), counts, strict=True):
             running += count
             lines.append(f"{self._prefix}{name}_bucket{_braces((*labels, ('le', edge)))} {running}")

@@ -14,6 +14,7 @@ from itertools import accumulate
 from typing import TYPE_CHECKING, Any
 
 from ridgeline.telemetry.expert_load import INTERVAL_S, ExpertLoad
+from ridgeline.telemetry.speculation import speculation_families
 from ridgeline.telemetry.stats import EngineStats
 from ridgeline.telemetry.timing import TimingRecord
 
@@ -332,6 +333,8 @@ class _EngineCollector:
             for layer, value in self._metrics.expert_load.imbalance.items():
                 family.add_metric([model, str(layer)], value)
             yield family
+        if self._metrics._stats.speculation is not None:
+            yield from speculation_families(PREFIX, model, self._metrics._stats.speculation)
         for name, (doc, read) in ENGINE_GAUGES.items():
             gauge = GaugeMetricFamily(PREFIX + name, doc, labels=["model_name"])
             gauge.add_metric([model], read(self._metrics._stats))

@@ -2,7 +2,38 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+
+
+@dataclass(frozen=True, slots=True)
+class SpeculationStats:
+    """What guessing tokens costs and saves, since the engine started.
+
+    steps:  that verified guesses; drafts: rows of them that had guesses
+    *_by_position: guesses verified and found right, by their place in the draft
+    *_gain: tokens per second of such steps as a multiple of plain ones, over the last of them: as expected
+            before the step, and as measured after it
+    off:    reason → decodes that had no guesses verified
+    """
+
+    drafter: str = ""
+    steps: int = 0
+    drafts: int = 0
+    drafted_by_position: tuple[int, ...] = ()
+    accepted_by_position: tuple[int, ...] = ()
+    draft_s: float = 0.0  # finding and judging guesses
+    verify_s: float = 0.0  # steps with guesses
+    predicted_gain: float = 1.0
+    measured_gain: float = 1.0
+    off: dict[str, int] = field(default_factory=dict)
+
+    @property
+    def drafted(self) -> int:
+        return sum(self.drafted_by_position)
+
+    @property
+    def accepted(self) -> int:
+        return sum(self.accepted_by_position)
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,6 +56,7 @@ class EngineStats:
     last_step_end: float = 0.0  # monotonic; 0 = no step yet
     step_tokens: int = 0  # the current step budget: less than configured after the device ran out of memory
     waiting_background: int = 0
+    speculation: SpeculationStats | None = None  # None: off
 
     @property
     def kv_use(self) -> float:

@@ -22,6 +22,8 @@ class TimingRecord:
     cached_tokens: int = 0  # prompt tokens found in the prefix cache at first admission
     preemptions: int = 0
     recomputed_tokens: int = 0  # tokens computed again because of preemption
+    drafted_tokens: int = 0  # guesses that steps verified
+    accepted_tokens: int = 0  # those that were right: output tokens without a separate step
     end_reason: str = ""
 
     @property

@@ -12,13 +12,13 @@ import logging
 import re
 import secrets
 import threading
-import time
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
 
 from ridgeline.options import OptionError
+from ridgeline.telemetry.clock import wall_offset_ns
 from ridgeline.telemetry.timing import TimingRecord
 
 if TYPE_CHECKING:
@@ -153,7 +153,7 @@ class SpanExport:
         while self._waiting and len(spans) < BATCH:
             spans += self._waiting.popleft()
             requests += 1
-        clock_ns = time.time_ns() - time.monotonic_ns()
+        clock_ns = wall_offset_ns()
         try:
             readable = [self._encoder.readable(span, clock_ns) for span in spans]
             taken = self._exporter.export(readable).name == "SUCCESS"

@@ -14,6 +14,7 @@ import httpx
 import pytest
 
 from tests.conftest import STOP_TIMEOUT_S, LiveServer, await_ready, start_server
+from tests.patience import PATIENCE_S
 from tests.tiny_thinker import save_thinker
 
 # Clients that report home, or look there for prices, would wait for a network that tests do without.
@@ -23,7 +24,7 @@ KEY = "sk-of-the-tests"
 MODEL = "smollm2-135m"
 EMBEDDER = "all-minilm-l6-v2"
 THINKER = "thinker"  # tiny and random, but it thinks before it answers
-TIMEOUT_S = 120.0
+TIMEOUT_S = PATIENCE_S
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,6 +10,7 @@ from typing import Any
 from tests.clients.cases import case
 from tests.clients.conftest import EMBEDDER, KEY, MODEL, Target
 from tests.clients.questions import ASK_WEATHER, QUESTION, REPORT_SCHEMA, ROOM, TOOLS, Report, assert_city
+from tests.patience import PATIENCE_S
 
 CLIENTS = ("curl",)
 GREEDY: dict[str, Any] = {"model": MODEL, "temperature": 0, "max_tokens": 8}
@@ -17,7 +18,7 @@ GREEDY: dict[str, Any] = {"model": MODEL, "temperature": 0, "max_tokens": 8}
 
 def curl(target: Target, path: str, body: Any = None, *flags: str, key: str = KEY) -> str:
     """What curl prints; a body is sent as JSON."""
-    command = ["curl", "-sS", "-N", "--max-time", "120", f"{target.root}{path}"]
+    command = ["curl", "-sS", "-N", "--max-time", f"{PATIENCE_S:g}", f"{target.root}{path}"]
     command += ["-H", f"Authorization: Bearer {key}", *flags]
     if body is not None:
         command += ["-H", "Content-Type: application/json", "-d", json.dumps(body)]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import time
 from typing import Any
 
 import openai
@@ -14,6 +15,7 @@ from tests.clients.conftest import MODEL
 from tests.clients.either import each, settled
 from tests.clients.openai_clients import CLIENTS, client_of
 from tests.clients.questions import QUESTION
+from tests.patience import PATIENCE_S
 
 __all__ = ["CLIENTS", "client_of"]  # read by conftest
 
@@ -36,9 +38,9 @@ async def test_every_line_of_a_batch_is_answered_once(client: Any) -> None:
             metadata={"a": "b"},
         )
     )
-    for _ in range(600):
-        if batch.status in ("completed", "failed", "expired", "cancelled"):
-            break
+    deadline = time.monotonic() + PATIENCE_S
+    while batch.status not in ("completed", "failed", "expired", "cancelled"):
+        assert time.monotonic() < deadline, batch
         await asyncio.sleep(0.1)
         batch = await settled(client.batches.retrieve(batch.id))
     assert batch.status == "completed"

@@ -23,7 +23,7 @@ GREEDY = {"temperature": 0.0, "max_tokens": 8}  # a whole answer to the question
 
 @pytest.fixture
 def client(live_server: LiveServer) -> OpenAI:
-    return OpenAI(base_url=f"{live_server.base_url}/v1", api_key="unused", max_retries=0, timeout=120)
+    return OpenAI(base_url=f"{live_server.base_url}/v1", api_key="unused", max_retries=0, timeout=PATIENCE_S)
 
 
 CHAT_OPTIONS: dict[str, dict[str, Any]] = {
@@ -262,7 +262,7 @@ def test_models_are_listed_and_retrieved(client: OpenAI) -> None:
 
 async def test_many_async_streams_at_once_equal_one_alone(live_server: LiveServer) -> None:
     async with AsyncOpenAI(
-        base_url=f"{live_server.base_url}/v1", api_key="unused", max_retries=0, timeout=120
+        base_url=f"{live_server.base_url}/v1", api_key="unused", max_retries=0, timeout=PATIENCE_S
     ) as client:
 
         async def ask() -> str:
@@ -280,11 +280,15 @@ def test_a_client_that_leaves_its_stream_frees_the_engine(client: OpenAI, live_s
         model=MODEL, prompt=PROMPT, max_tokens=4000, stream=True, extra_body={"ignore_eos": True}
     )
     next(iter(stream))
-    assert _gauge(live_server, "num_requests_running") == 1
+    _until_running(live_server, 1)
     stream.close()
+    _until_running(live_server, 0)
+
+
+def _until_running(server: LiveServer, requests: int) -> None:
     deadline = time.monotonic() + PATIENCE_S
-    while _gauge(live_server, "num_requests_running"):
-        assert time.monotonic() < deadline, "the request still runs although its client left"
+    while (running := _gauge(server, "num_requests_running")) != requests:
+        assert time.monotonic() < deadline, f"{running:g} requests run, not {requests}"
         time.sleep(0.1)
 
 

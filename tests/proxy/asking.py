@@ -8,6 +8,7 @@ from ridgeline.proxy.answer import UpstreamAnswer
 from ridgeline.proxy.errors import RequestBroken
 from ridgeline.proxy.http_client import HttpClient, Timeouts
 from ridgeline.proxy.origin import Origin, read_url
+from tests.patience import PATIENCE_S
 from tests.proxy.scripted import (
     Script,
     Scripted,
@@ -15,14 +16,14 @@ from tests.proxy.scripted import (
 )
 
 HEAD = b"HTTP/1.1 200 OK\r\n"
-SHORT = Timeouts(connect_s=2.0, first_byte_s=5.0, idle_s=5.0)
+PATIENT = Timeouts(PATIENCE_S, PATIENCE_S, PATIENCE_S)
 
 
 async def ask(
     client: HttpClient, where: Scripted | Origin, body: bytes = b"{}", **options: object
 ) -> UpstreamAnswer:
     origin = where if isinstance(where, Origin) else read_url(where.url)
-    options.setdefault("timeouts", SHORT)
+    options.setdefault("timeouts", PATIENT)
     return await client.ask(origin, "POST", "/v1/x", [], body, **options)  # type: ignore[arg-type]
 
 

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from tests.patience import PATIENCE_S
+from tests.ports import free_port
 
 
 @dataclass
@@ -214,6 +215,4 @@ def sends(data: bytes) -> Script:
 
 def refusing_port() -> int:
     """A port without a listener."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        return int(free.getsockname()[1])
+    return free_port()

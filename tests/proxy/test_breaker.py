@@ -14,20 +14,14 @@ from ridgeline.proxy.answer import UpstreamAnswer
 from ridgeline.proxy.backoff import LONGEST_S, backoff_s, retry_after_s
 from ridgeline.proxy.breaker import Breaker, BreakerLimits, Pass
 from ridgeline.proxy.retry_budget import START, RetryBudget
+from tests.clock import Clock
 
 LIMITS = BreakerLimits(failures=3, ratio=0.5, window_s=10.0, open_s=5.0, open_max_s=20.0)
 
 
-class Clock:
-    now = 1000.0
-
-    def __call__(self) -> float:
-        return self.now
-
-
 @pytest.fixture
 def clock() -> Clock:
-    return Clock()
+    return Clock(1000.0)
 
 
 @pytest.fixture
@@ -127,7 +121,7 @@ class AnyHistory(RuleBasedStateMachine):
 
     def __init__(self) -> None:
         super().__init__()
-        self.clock = Clock()
+        self.clock = Clock(1000.0)
         self.breaker = Breaker(LIMITS, self.clock)
         self.trials = 0
 
@@ -176,7 +170,7 @@ TestAnyHistory = AnyHistory.TestCase
 def test_retries_never_exceed_their_part_of_requests_and_of_time(
     ratio: float, per_s: float, events: list[str | float]
 ) -> None:
-    clock = Clock()
+    clock = Clock(1000.0)
     budget = RetryBudget(ratio, per_s, clock)
     requests, started = 0, clock.now
     for event in events:

@@ -14,7 +14,8 @@ from ridgeline.proxy.connection import Connection
 from ridgeline.proxy.errors import RequestBroken
 from ridgeline.proxy.http_client import HttpClient, Timeouts
 from ridgeline.proxy.origin import read_url
-from tests.proxy.asking import HEAD, SHORT, ask
+from tests.patience import PATIENCE_S
+from tests.proxy.asking import HEAD, PATIENT, ask
 from tests.proxy.scripted import (
     Request,
     Wire,
@@ -34,7 +35,7 @@ async def test_a_request_arrives_as_it_was_given_and_its_answer_comes_back(clien
     async with scripted(replies(201, b'{"a":1}', "X-Trace: t1")) as upstream:
         headers = [(b"content-type", b"application/json"), (b"x-request-id", b"req_1")]
         answer = await client.ask(
-            read_url(upstream.url + "/base"), "POST", "/v1/x?y=1", headers, b'{"q":2}', timeouts=SHORT
+            read_url(upstream.url + "/base"), "POST", "/v1/x?y=1", headers, b'{"q":2}', timeouts=PATIENT
         )
         assert (answer.status, await answer.read(100)) == (201, b'{"a":1}')
         assert answer.header(b"x-trace") == b"t1"
@@ -50,8 +51,8 @@ async def test_a_request_arrives_as_it_was_given_and_its_answer_comes_back(clien
 
 async def test_a_get_has_no_length_and_an_empty_post_has(client: HttpClient) -> None:
     async with scripted(replies(200)) as upstream:
-        await client.ask(read_url(upstream.url), "GET", "/ready", [], timeouts=SHORT)
-        await client.ask(read_url(upstream.url), "POST", "/v1/x", [], timeouts=SHORT)
+        await client.ask(read_url(upstream.url), "GET", "/ready", [], timeouts=PATIENT)
+        await client.ask(read_url(upstream.url), "POST", "/v1/x", [], timeouts=PATIENT)
         assert ["content-length" in request.headers for request in upstream.requests] == [False, True]
 
 
@@ -217,11 +218,9 @@ async def test_a_reader_that_falls_behind_stops_the_upstream(client: HttpClient)
         await wire.end_chunks()
 
     async with scripted(floods) as upstream:
-        answer = await ask(client, upstream, timeouts=Timeouts(2.0, 0.2, 0.2))
-        before = -1
-        while sent != before:  # until it stands still
-            before = sent
-            await asyncio.sleep(0.3)
+        answer = await ask(client, upstream, timeouts=Timeouts(PATIENCE_S, PATIENCE_S, 0.2))
+        await upstream.until(lambda: answer.is_paused)
+        await asyncio.sleep(0.3)
         assert sent < 400 * 65536
         assert answer.is_paused  # and the silence is not taken for the upstream's
         size = 0
@@ -249,7 +248,7 @@ async def test_a_get_on_a_kept_connection_that_dies_is_sent_again(client: HttpCl
     async with scripted(replies(200), resets, replies(200, b"again")) as upstream:
         origin = read_url(upstream.url)
         await (await ask(client, origin)).read(10)
-        answer = await client.ask(origin, "GET", "/v1/x", [], timeouts=SHORT)
+        answer = await client.ask(origin, "GET", "/v1/x", [], timeouts=PATIENT)
         assert await answer.read(10) == b"again"
         assert [request.connection for request in upstream.requests] == [1, 1, 2]
 
@@ -298,7 +297,7 @@ async def test_a_kept_connection_that_died_in_its_answer_is_not_replaced(client:
 async def test_an_unused_connection_is_closed_after_a_while() -> None:
     client = HttpClient()
     async with scripted(replies(200)) as upstream:
-        origin = read_url(upstream.url, keep_alive_s=0.1)
+        origin = read_url(upstream.url, keep_alive_s=0.5)
         await (await ask(client, origin)).read(10)
         assert client.pool.idle_connections(origin) == 1
         await upstream.until(lambda: upstream.open == 0)

@@ -11,7 +11,7 @@ import pytest
 from ridgeline.proxy.errors import InvalidHead, RequestBroken
 from ridgeline.proxy.http_client import HttpClient
 from ridgeline.proxy.origin import read_url
-from tests.proxy.asking import SHORT, ask
+from tests.proxy.asking import PATIENT, ask
 from tests.proxy.scripted import (
     replies,
     scripted,
@@ -98,7 +98,7 @@ async def test_tls_with_a_certificate_that_is_not(client: HttpClient, certificat
 async def test_a_header_cannot_begin_a_line_of_its_own(client: HttpClient, name: bytes, value: bytes) -> None:
     async with scripted(replies(200)) as upstream:
         with pytest.raises(InvalidHead):
-            await client.ask(read_url(upstream.url), "POST", "/", [(name, value)], timeouts=SHORT)
+            await client.ask(read_url(upstream.url), "POST", "/", [(name, value)], timeouts=PATIENT)
         assert upstream.connections == 0
 
 
@@ -122,7 +122,7 @@ async def test_a_header_cannot_begin_a_line_of_its_own(client: HttpClient, name:
 async def test_a_path_cannot_leave_its_place(client: HttpClient, path: str) -> None:
     async with scripted(replies(200)) as upstream:
         with pytest.raises(InvalidHead):
-            await client.ask(read_url(upstream.url), "GET", path, [], timeouts=SHORT)
+            await client.ask(read_url(upstream.url), "GET", path, [], timeouts=PATIENT)
         assert upstream.connections == 0
 
 
@@ -134,7 +134,7 @@ async def test_framing_headers_are_the_clients_own(client: HttpClient) -> None:
         (b"te", b"x"),
     ]
     async with scripted(replies(200)) as upstream:
-        await client.ask(read_url(upstream.url), "POST", "/", spoofed, b"abc", timeouts=SHORT)
+        await client.ask(read_url(upstream.url), "POST", "/", spoofed, b"abc", timeouts=PATIENT)
         got = upstream.requests[0]
     assert got.headers == {"host": f"127.0.0.1:{upstream.port}", "content-length": "3"}
     assert got.body == b"abc"

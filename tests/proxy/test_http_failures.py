@@ -151,8 +151,8 @@ async def test_silence_has_a_deadline(
     client: HttpClient, data: bytes, wait_for_body: bool, cause: str
 ) -> None:
     # Only the one that is meant is short.
-    first_byte_s, idle_s = (0.15, 50.0) if cause == "first_byte_timeout" else (50.0, 0.15)
-    timeouts = Timeouts(2.0, first_byte_s, idle_s)
+    first_byte_s, idle_s = (0.15, PATIENCE_S) if cause == "first_byte_timeout" else (PATIENCE_S, 0.15)
+    timeouts = Timeouts(PATIENCE_S, first_byte_s, idle_s)
     got = await cause_of(client, sends(data), read=True, timeouts=timeouts, wait_for_body=wait_for_body)
     assert got == cause
 
@@ -160,14 +160,14 @@ async def test_silence_has_a_deadline(
 async def test_an_answer_that_keeps_coming_is_not_idle(client: HttpClient) -> None:
     async def slowly(request: Request, wire: Wire) -> None:
         await wire.begin_chunks()
-        for _ in range(12):
+        for _ in range(24):
             await wire.chunk(b".")
             await asyncio.sleep(0.1)
         await wire.end_chunks()
 
     async with scripted(slowly) as upstream:
-        answer = await ask(client, upstream, timeouts=Timeouts(2.0, 1.0, 1.0))
-        assert await answer.read(100) == b"." * 12
+        answer = await ask(client, upstream, timeouts=Timeouts(PATIENCE_S, PATIENCE_S, 2.0))
+        assert await answer.read(100) == b"." * 24
 
 
 async def test_an_answer_that_dribbles_for_ever_meets_the_last_deadline(client: HttpClient) -> None:
@@ -192,7 +192,7 @@ async def test_a_connection_that_is_never_made_has_a_deadline(client: HttpClient
             knock.setblocking(False)
             knock.connect_ex(full.getsockname())
         with pytest.raises(RequestBroken) as failure:
-            await ask(client, origin, timeouts=Timeouts(0.2, 5, 5))
+            await ask(client, origin, timeouts=Timeouts(0.2, PATIENCE_S, PATIENCE_S))
         for knock in knocks:
             knock.close()
     assert failure.value.cause == "connect_timeout"

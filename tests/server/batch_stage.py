@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator
 from typing import Any
 
 from ridgeline.engine.client.output import OutputChunk
-from ridgeline.engine.plan.request import SamplingParams
+from ridgeline.engine.schedule.request import SamplingParams
 from ridgeline.server.batches.endpoints import Batches
 from ridgeline.server.config import ServerConfig
 from ridgeline.server.records.state import StateStore

@@ -10,7 +10,7 @@ from typing import Any
 from anthropic import AsyncAnthropic
 
 from ridgeline.engine.client.output import OutputChunk
-from ridgeline.engine.plan.request import FinishReason, SamplingParams
+from ridgeline.engine.schedule.request import FinishReason, SamplingParams
 from tests.server.events import events
 from tests.server.scripted_client import Script, say, timing
 from tests.server.stage import Stage

@@ -12,8 +12,8 @@ from typing import Any, ClassVar
 from ridgeline.engine.client.inbox import Inbox
 from ridgeline.engine.client.output import OutputChunk
 from ridgeline.engine.link.messages import Hello
-from ridgeline.engine.plan.request import FinishReason, SamplingParams
-from ridgeline.engine.plan.step import TokenLogprob
+from ridgeline.engine.schedule.request import FinishReason, SamplingParams
+from ridgeline.engine.schedule.step import TokenLogprob
 from ridgeline.models.errors import TemplateError
 from ridgeline.models.text.chat_template import ChatTemplate
 from ridgeline.telemetry.stats import EngineStats, StepRecord
@@ -69,6 +69,8 @@ class ByteTokenizer:
 
 class ScriptedClient:
     """Plays `script` for every request; remembers what was asked, and which requests were closed early."""
+
+    open_requests = 0
 
     def __init__(self, script: Script, template: str = "{{ messages }}") -> None:
         self.tokenizer = ByteTokenizer(template)

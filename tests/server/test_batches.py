@@ -14,13 +14,14 @@ import pytest
 from openai import OpenAI
 
 from ridgeline.engine.errors import EngineDied, QueueFull
-from ridgeline.engine.plan.request import BACKGROUND_PRIORITY
+from ridgeline.engine.schedule.request import BACKGROUND_PRIORITY
 from ridgeline.server.batches import answering
 from ridgeline.server.batches.journal import Journal
 from ridgeline.server.batches.lines import MAX_ERRORS
 from ridgeline.server.batches.store import Finished
 from ridgeline.server.records.state import StateStore
 from tests.conftest import LiveServer
+from tests.patience import PATIENCE_S
 from tests.server.batch_stage import HELLO, Server, line, lines, taking_turns
 from tests.server.scripted_client import fail, hang, say
 from tests.server.stage import CHAT, COMPLETIONS, until
@@ -134,7 +135,7 @@ class TestCourse:
 
     async def test_two_batches_go_on_side_by_side(self, state: StateStore) -> None:
         async with Server(state, say("x", pause_s=0.002)) as server:
-            long = await server.create(lines(100))
+            long = await server.create(lines(400))
             short = await server.create(lines(5))
             await server.over(short["id"])
             assert (await server.show(long["id"]))["status"] == "in_progress"
@@ -379,7 +380,9 @@ class TestEnds:
 
 
 def test_the_openai_sdk_runs_a_batch_on_a_real_engine(live_server: LiveServer) -> None:
-    client = OpenAI(base_url=f"{live_server.base_url}/v1", api_key="unused", max_retries=0, timeout=60)
+    client = OpenAI(
+        base_url=f"{live_server.base_url}/v1", api_key="unused", max_retries=0, timeout=PATIENCE_S
+    )
     body = {"model": "smollm2-135m", "max_tokens": 4, "temperature": 0}
     content = "\n".join(line(i, **body) for i in range(8))
     file = client.files.create(file=("in.jsonl", content.encode()), purpose="batch")
@@ -387,7 +390,7 @@ def test_the_openai_sdk_runs_a_batch_on_a_real_engine(live_server: LiveServer) -
     batch = client.batches.create(
         input_file_id=file.id, endpoint="/v1/chat/completions", completion_window="24h"
     )
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + PATIENCE_S
     while batch.status != "completed":
         assert time.monotonic() < deadline, batch
         time.sleep(0.1)

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from ridgeline.engine.client.output import OutputChunk
-from ridgeline.engine.plan.request import FinishReason, SamplingParams
+from ridgeline.engine.schedule.request import FinishReason, SamplingParams
 from tests.server.events import chunks
 from tests.server.messages import cut
 from tests.server.responses import RESPONSES

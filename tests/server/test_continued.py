@@ -11,7 +11,7 @@ from ridgeline.models.errors import TemplateError
 from ridgeline.models.text.chat_template import ChatTemplate
 from ridgeline.server.answering.prompts import rendered_chat
 from ridgeline.server.errors import BadRequest
-from ridgeline.server.openai_api.protocol import ChatRequest, Message
+from ridgeline.server.openai_api.request_bodies import ChatRequest, Message
 from tests.server.stage import CHAT, HELLO, Stage
 
 SAID = "The answer is ("

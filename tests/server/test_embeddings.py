@@ -15,6 +15,7 @@ from ridgeline.server.http.endpoint import Endpoint
 from ridgeline.server.vectors.protocol import EmbeddingRequest, RerankRequest, ScoreRequest
 from ridgeline.web.grpc.v1 import inference_pb2 as pb
 from ridgeline.web.grpc.v1.inference_pb2_grpc import InferenceStub
+from tests.patience import PATIENCE_S
 from tests.server.conftest import VectorServer
 from tests.server.documented import assert_answer
 from tests.server.grpc.rpc_stage import refused
@@ -24,7 +25,7 @@ TEXTS = ["a cat sat on the mat", "stock markets fell sharply", "x", "The kitten 
 
 @pytest.fixture
 def http(vector_server: VectorServer) -> Any:
-    with httpx.Client(base_url=vector_server.base_url, timeout=30) as client:
+    with httpx.Client(base_url=vector_server.base_url, timeout=PATIENCE_S) as client:
         yield client
 
 

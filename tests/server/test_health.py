@@ -14,6 +14,7 @@ from ridgeline.server import health
 from ridgeline.server.config import ServerConfig
 from ridgeline.server.served_models import Model
 from ridgeline.telemetry.metrics import ServerMetrics
+from tests.patience import PATIENCE_S
 from tests.server.scripted_client import MAX_CONTEXT, ScriptedClient, ScriptedSupervisor, say
 from tests.server.stage import CHAT, Stage
 
@@ -90,9 +91,10 @@ async def test_an_engine_that_does_not_answer_leaves_the_metrics_served(
     stage: Stage, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     stage.client.hello = msgspec.structs.replace(stage.client.hello, counts_experts=True)
-    monkeypatch.setattr(health, "EXPERTS_TIMEOUT_S", 0.01)
+    monkeypatch.setattr(health, "EXPERTS_TIMEOUT_S", PATIENCE_S)
     async with stage.http() as http:
         assert "expert_imbalance" in (await http.get("/metrics")).text
+        monkeypatch.setattr(health, "EXPERTS_TIMEOUT_S", 0.01)
         monkeypatch.setattr(stage.client, "count_experts", never)
         metrics = (await http.get("/metrics")).text
     assert 'ridgeline:engine_up{model_name="m"} 1.0' in metrics
@@ -119,7 +121,7 @@ async def test_engines_are_asked_at_the_same_time_and_a_silent_one_holds_no_othe
         monkeypatch.setattr(client, "count_experts", count)
         models.append(Model((name,), ScriptedSupervisor(client), ServerMetrics(name)))
     stage.served_models.models = tuple(models)
-    monkeypatch.setattr(health, "EXPERTS_TIMEOUT_S", 0.3)
+    monkeypatch.setattr(health, "EXPERTS_TIMEOUT_S", 0.5)
     async with stage.http() as http:
         metrics = (await http.get("/metrics")).text
     found = re.findall(r'^ridgeline:expert_imbalance{layer="1",model_name="(\w+)"} (\S+)', metrics, re.M)

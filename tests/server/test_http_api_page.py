@@ -20,28 +20,28 @@ from openai.types.chat import completion_create_params as chat_create_params
 from ridgeline.server.app import ENDPOINTS
 from ridgeline.server.errors import ErrorCode
 from ridgeline.server.http.body_fields import About, fields_of
-from ridgeline.server.openai_api import protocol
+from ridgeline.server.openai_api import request_bodies
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "http-api.md"
 BEGIN, END = (
-    "<!-- fields: generated from ridgeline/server/openai_api/protocol.py -->\n",
+    "<!-- fields: generated from ridgeline/server/openai_api/request_bodies.py -->\n",
     "<!-- end of fields -->\n",
 )
 
-COMMON = tuple(fields_of(protocol.GenerationRequest))
+COMMON = tuple(fields_of(request_bodies.GenerationRequest))
 
 
 def generated() -> str:
     """The tables as the page must have them: one per body, then one for each struct that it is made of."""
-    tables = [_table("Chat and completions", protocol.GenerationRequest)]
-    shown: set[type] = {protocol.GenerationRequest}
+    tables = [_table("Chat and completions", request_bodies.GenerationRequest)]
+    shown: set[type] = {request_bodies.GenerationRequest}
     for endpoint in ENDPOINTS:
         for body in (endpoint.request, endpoint.form, endpoint.query):
             if body is None or body in shown:
                 continue
             shown.add(body)
             paths = [one.path for one in ENDPOINTS if body in (one.request, one.form, one.query)]
-            elsewhere = COMMON if issubclass(body, protocol.GenerationRequest) else ()
+            elsewhere = COMMON if issubclass(body, request_bodies.GenerationRequest) else ()
             title = ", ".join(f"`{path}`" for path in paths)
             tables.append(_table(f"Only {title}" if elsewhere else title, body, elsewhere))
             for path, nested in _nested(body):
@@ -103,15 +103,17 @@ def test_the_tables_of_fields_are_current() -> None:
 @pytest.mark.parametrize(
     ("sdk", "body"),
     [
-        (chat_create_params.CompletionCreateParamsBase, protocol.ChatRequest),
-        (completion_create_params.CompletionCreateParamsBase, protocol.CompletionRequest),
-        (chat.ChatCompletionAssistantMessageParam, protocol.Message),
-        (chat.ChatCompletionUserMessageParam, protocol.Message),
-        (chat.ChatCompletionContentPartTextParam, protocol.ContentPart),
-        (chat.ChatCompletionStreamOptionsParam, protocol.StreamOptions),
+        (chat_create_params.CompletionCreateParamsBase, request_bodies.ChatRequest),
+        (completion_create_params.CompletionCreateParamsBase, request_bodies.CompletionRequest),
+        (chat.ChatCompletionAssistantMessageParam, request_bodies.Message),
+        (chat.ChatCompletionUserMessageParam, request_bodies.Message),
+        (chat.ChatCompletionContentPartTextParam, request_bodies.ContentPart),
+        (chat.ChatCompletionStreamOptionsParam, request_bodies.StreamOptions),
     ],
 )
-def test_every_field_that_the_openai_sdk_can_send_is_decided_on(sdk: type, body: type[protocol.Body]) -> None:
+def test_every_field_that_the_openai_sdk_can_send_is_decided_on(
+    sdk: type, body: type[request_bodies.Body]
+) -> None:
     assert set(typing.get_type_hints(sdk)) - set(fields_of(body)) == set()
 
 

@@ -52,7 +52,7 @@ async def served() -> AsyncIterator[tuple[App, HttpServer, Any]]:
     listener = socket.socket()
     listener.bind(("127.0.0.1", 0))
     address = listener.getsockname()
-    server = HttpServer(app, ConnectionLimits(4000, 10.0, 100, None))
+    server = HttpServer(app, ConnectionLimits(4000, PATIENCE_S, 100, None))
     serving = asyncio.create_task(server.serve(sockets=[listener]))
     while not server.started:
         await asyncio.sleep(0.005)
@@ -74,7 +74,7 @@ async def test_an_idle_connection_is_answered_once_more_and_told() -> None:
         await used.body()
         while server.connections < 2:
             await asyncio.sleep(0.005)
-        server.drain(idle_s=30.0)
+        server.drain(idle_s=PATIENCE_S)
         for client in (used, fresh):
             client.send(b"b")
             assert b"connection: close" in await client.head()
@@ -87,7 +87,7 @@ async def test_an_answer_that_had_begun_does_not_close_its_connection() -> None:
         client = await connect()
         client.send(b"slow")
         assert b"connection: close" not in await client.head()
-        server.drain(idle_s=30.0)
+        server.drain(idle_s=PATIENCE_S)
         app.may_end.set()
         assert await client.body() == b"ok"
         client.send(b"next")  # as a client may that was told nothing

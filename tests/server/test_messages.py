@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from ridgeline.engine.client.output import OutputChunk
-from ridgeline.engine.plan.request import FinishReason, SamplingParams
+from ridgeline.engine.schedule.request import FinishReason, SamplingParams
 from ridgeline.server.config import ServerConfig
 from tests.server.messages import (
     ASK,

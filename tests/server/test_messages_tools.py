@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from ridgeline.engine.plan.request import FinishReason
+from ridgeline.engine.schedule.request import FinishReason
 from ridgeline.server.app import ENDPOINTS
 from tests.server.messages import (
     ASK,

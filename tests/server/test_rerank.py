@@ -8,6 +8,7 @@ import httpx
 import pytest
 import torch
 
+from tests.patience import PATIENCE_S
 from tests.server.conftest import VectorServer
 
 QUERY = "Where do penguins live?"
@@ -16,7 +17,7 @@ DOCUMENTS = ["The stock market fell.", {"text": "Penguins live in Antarctica."},
 
 @pytest.fixture
 def http(vector_server: VectorServer) -> Any:
-    with httpx.Client(base_url=vector_server.base_url, timeout=30) as client:
+    with httpx.Client(base_url=vector_server.base_url, timeout=PATIENCE_S) as client:
         yield client
 
 

@@ -16,7 +16,7 @@ from openai.types.shared_params import Reasoning
 
 from ridgeline.engine.client.output import OutputChunk
 from ridgeline.engine.errors import EngineDied, QueueFull
-from ridgeline.engine.plan.request import FinishReason, SamplingParams
+from ridgeline.engine.schedule.request import FinishReason, SamplingParams
 from ridgeline.server.http.body_fields import Body, fields_of
 from ridgeline.server.responses_api import protocol
 from tests.server.responses import CALL, RESPONSES, THINKING, WEATHER, prompt_of, sdk, told, without_ids

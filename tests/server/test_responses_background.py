@@ -15,7 +15,7 @@ from starlette.types import Message
 
 from ridgeline.engine.client.output import OutputChunk
 from ridgeline.engine.errors import EngineDied, QueueFull
-from ridgeline.engine.plan.request import SamplingParams
+from ridgeline.engine.schedule.request import SamplingParams
 from ridgeline.server.config import ServerConfig
 from ridgeline.server.responses_api.background import Replay
 from ridgeline.server.responses_api.bodies import ResponseBody
@@ -125,7 +125,7 @@ async def test_one_that_ends_while_it_is_cancelled_is_told_as_it_ended(
     async def read_before_it_ended(id: str) -> ResponseBody | None:
         found = await read(id)
         signal.set()
-        await stage.served_models.part(Responses).background.ended(5.0)
+        await stage.served_models.part(Responses).background.ended(PATIENCE_S)
         return found
 
     monkeypatch.setattr(store, "get", read_before_it_ended)
@@ -284,7 +284,7 @@ async def test_a_server_that_ends_waits_until_what_has_ended_is_stored(tmp_path:
     assert stage.state is not None
     busy = asyncio.create_task(stage.state.run(lambda connection: time.sleep(0.1)))
     signal.set()
-    await stage.served_models.part(Responses).background.ended(5.0)
+    await stage.served_models.part(Responses).background.ended(PATIENCE_S)
     assert busy.done()
     stage.state.close()
     assert (await now(keeping(tmp_path), body["id"]))["status"] == "completed"

@@ -7,7 +7,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from ridgeline.engine.plan.request import SamplingParams
+from ridgeline.engine.schedule.request import SamplingParams
 from ridgeline.models.files.generation_config import SamplingDefaults
 from tests.server.scripted_client import MAX_CONTEXT
 from tests.server.stage import CHAT, COMPLETIONS, HELLO, Stage

@@ -32,6 +32,7 @@ from ridgeline.server.app import ENDPOINTS
 from ridgeline.server.http.endpoint import Endpoint
 from ridgeline.server.openapi.document import document
 from ridgeline.server.records.state import StateStore
+from tests.patience import PATIENCE_S
 from tests.server.stage import Stage
 
 CHECKS = [
@@ -43,7 +44,7 @@ CHECKS = [
 ]
 FEW, MANY = 12, 400
 ENDING = [endpoint for endpoint in ENDPOINTS if not endpoint.is_endless]
-HANGS_S = 20.0  # generous: the machine is shared
+HANGS_S = PATIENCE_S
 
 
 @dataclass(frozen=True)
@@ -84,12 +85,12 @@ def _stage_in_a_thread(folder: Path) -> Iterator[str]:
 
     thread = threading.Thread(target=lambda: asyncio.run(serve()), daemon=True)
     thread.start()
-    assert ready.wait(30)
+    assert ready.wait(PATIENCE_S)
     try:
         yield addresses[0]
     finally:
         finished.set()
-        thread.join(10)
+        thread.join(PATIENCE_S)
 
 
 def _ask_many(served: Served, endpoint: Endpoint, examples: int) -> None:

@@ -13,6 +13,7 @@ import pytest
 from ridgeline.engine.client.output import OutputChunk
 from ridgeline.engine.errors import EngineDied, QueueFull, RequestFailed
 from ridgeline.server.config import ServerConfig
+from tests.patience import PATIENCE_S
 from tests.server.events import chunks, events
 from tests.server.scripted_client import Script, fail, flood, hang, last_chunk, say, timing
 from tests.server.stage import CHAT, COMPLETIONS, HELLO, Stage, until
@@ -43,13 +44,15 @@ async def test_a_stream_that_fails_ends_with_an_error_event_and_a_broken_body(
 
 
 async def test_a_refusal_that_comes_after_the_headers_is_told_and_counted_as_one() -> None:
+    begun = asyncio.Event()
+
     async def late(prompt: list[int], params: Any) -> AsyncIterator[OutputChunk]:
-        await asyncio.sleep(0.1)
+        await begun.wait()
         raise QueueFull(512, 1.0)
         yield OutputChunk(0)
 
     stage = Stage(late, ServerConfig(stream_headers_s=0.01))
-    assert (await _events_of_a_broken_stream(stage))[-1]["error"]["code"] == "queue_full"
+    assert (await _events_of_a_broken_stream(stage, begun))[-1]["error"]["code"] == "queue_full"
     assert 'reason="queue_full",status="429"' in stage.metrics_text()
     assert "request_success_total{" not in stage.metrics_text()
 
@@ -185,7 +188,7 @@ async def test_a_reader_that_takes_what_comes_is_never_too_far_behind() -> None:
 
 
 async def test_a_reader_that_pauses_for_less_than_the_limit_gets_everything() -> None:
-    stage = Stage(flood(40, 50_000), ServerConfig(stream_stall_s=2.0))
+    stage = Stage(flood(40, 50_000), ServerConfig(stream_stall_s=PATIENCE_S))
     async with stage.served() as http, http.stream("POST", CHAT, json=STREAM) as response:
         received = ""
         async for text in response.aiter_text():
@@ -235,7 +238,7 @@ async def test_a_silent_stream_sends_headers_and_then_signs_of_life() -> None:
 
 
 async def test_a_stream_over_its_deadline_ends_with_an_error_event() -> None:
-    stage = Stage(hang(after="so far"), ServerConfig(request_timeout_s=0.2))
+    stage = Stage(hang(after="so far"), ServerConfig(request_timeout_s=1.0))
     assert (await _events_of_a_broken_stream(stage))[-1]["error"]["code"] == "timeout"
     assert len(stage.client.aborted) == 1
 
@@ -275,11 +278,14 @@ async def _request_by_hand(writer: asyncio.StreamWriter, body: dict[str, Any]) -
     await writer.drain()
 
 
-async def _events_of_a_broken_stream(stage: Stage) -> list[Any]:
-    """All events of a stream whose connection ends before its body does, as it must."""
+async def _events_of_a_broken_stream(stage: Stage, begun: asyncio.Event | None = None) -> list[Any]:
+    """All events of a stream whose connection ends before its body does, as it must. `begun` is set once its
+    headers are there."""
     received = ""
     async with stage.served() as http, http.stream("POST", CHAT, json=STREAM) as response:
         assert response.status_code == 200
+        if begun is not None:
+            begun.set()
         try:
             async for text in response.aiter_text():
                 received += text

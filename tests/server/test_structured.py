@@ -21,7 +21,7 @@ from ridgeline.server.answering.structured import (
 )
 from ridgeline.server.errors import BadRequest, ErrorReply
 from ridgeline.server.http.decoding import decode
-from ridgeline.server.openai_api.protocol import ChatRequest, CompletionRequest
+from ridgeline.server.openai_api.request_bodies import ChatRequest, CompletionRequest
 
 POINT = {
     "type": "object",

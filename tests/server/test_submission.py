@@ -11,10 +11,11 @@ import pytest
 
 from ridgeline.engine.client.output import OutputChunk
 from ridgeline.engine.errors import QueueFull
-from ridgeline.engine.plan.request import SamplingParams
+from ridgeline.engine.schedule.request import SamplingParams
 from ridgeline.server.answering import submission
 from ridgeline.server.answering.submission import parts_of
 from tests.conftest import LiveServer
+from tests.patience import PATIENCE_S
 from tests.server.events import chunks
 from tests.server.scripted_client import last_chunk, say
 from tests.server.stage import COMPLETIONS, Stage
@@ -86,7 +87,9 @@ async def test_a_client_that_leaves_stops_the_parts_that_have_not_begun() -> Non
     stage = Stage(say("a long answer", pause_s=0.05))
     async with stage.served() as http:
         with pytest.raises(httpx.ReadTimeout):
-            await http.post(COMPLETIONS, json={"prompt": ["x"] * 100}, timeout=0.3)
+            await http.post(
+                COMPLETIONS, json={"prompt": ["x"] * 100}, timeout=httpx.Timeout(PATIENCE_S, read=0.3)
+            )
         await asyncio.sleep(1.0)
         assert len(stage.client.asked) < 100
 
@@ -101,7 +104,7 @@ def test_each_sample_has_one_part_and_its_own_seed() -> None:
 def test_the_documented_limits_are_reached_on_a_real_server(live_server: LiveServer) -> None:
     def post(**body: Any) -> httpx.Response:
         asked = {"max_tokens": 1, "temperature": 1.0, "seed": 3, **body}
-        return httpx.post(live_server.base_url + COMPLETIONS, json=asked, timeout=300)
+        return httpx.post(live_server.base_url + COMPLETIONS, json=asked, timeout=2 * PATIENCE_S)
 
     many = post(prompt=[[number % 1000] for number in range(1024)])
     assert (many.status_code, len(many.json()["choices"])) == (200, 1024), many.text

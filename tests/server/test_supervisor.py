@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import gc
 import os
 import signal
@@ -22,6 +23,7 @@ from ridgeline.server.process import supervisor as module
 from ridgeline.server.process.main import Supervised, _start_all
 from ridgeline.server.process.setup import ModelSetup
 from ridgeline.server.process.supervisor import Supervisor
+from ridgeline.server.process.weights import ReadyFiles
 from tests.patience import PATIENCE_S
 
 STUB = Path(__file__).with_name("stub_engine.py")
@@ -46,10 +48,21 @@ def supervisor_of(behaviours: str) -> Supervisor:
 def children() -> list[int]:
     """The stub engines that are alive: this process may have other children, a live server for one."""
     pids = Path(f"/proc/self/task/{os.getpid()}/children").read_text().split()
-    return [int(pid) for pid in pids if str(STUB) in Path(f"/proc/{pid}/cmdline").read_text()]
+    found = []
+    for pid in pids:
+        with contextlib.suppress(OSError):  # it has ended meanwhile
+            if str(STUB) in Path(f"/proc/{pid}/cmdline").read_text():
+                found.append(int(pid))
+    return found
 
 
-async def until(condition, what: str, timeout_s: float = 30.0) -> None:
+def open_files() -> int:
+    """Without those of garbage, which the collector may close at any moment."""
+    gc.collect()
+    return len(os.listdir("/proc/self/fd"))
+
+
+async def until(condition, what: str, timeout_s: float = PATIENCE_S) -> None:
     deadline = time.monotonic() + timeout_s
     while not condition():
         assert time.monotonic() < deadline, what
@@ -84,12 +97,12 @@ async def test_starts_that_fail_in_every_way_are_followed_by_another_until_one_s
     supervisor.on_restart = lambda: dead_figures.append(supervisor.client and supervisor.client.stats.steps)
     await supervisor.start()
     await until(lambda: supervisor.client.stats.steps == 5, "the engine never answered a ping")
-    sockets = len(os.listdir("/proc/self/fd"))
+    sockets = open_files()
     os.kill(supervisor._process.pid, signal.SIGKILL)
     await until(lambda: supervisor.restarts == 4 and supervisor.ready()[0], "no engine was started again")
     assert dead_figures == [5, None, None, None], "a dead engine's figures are for the totals once"
     assert len(children()) == 1
-    assert len(os.listdir("/proc/self/fd")) == sockets, "the dead engine's socket stayed open"
+    assert open_files() == sockets, "the dead engine's socket stayed open"
     await supervisor.stop()
     assert children() == []
     assert not supervisor._folder.exists()
@@ -207,4 +220,4 @@ async def test_the_first_of_several_that_cannot_start_is_said_at_once():
 async def test_an_engine_that_died_while_others_started_is_named_as_such():
     supervisor = supervisor_of("ok")
     setup = ModelSetup(EngineConfig(), ("small",))
-    assert "small · its engine died" in Supervised(setup, supervisor).startup_lines()
+    assert "small · its engine died" in Supervised(setup, supervisor, ReadyFiles(Path())).startup_lines()

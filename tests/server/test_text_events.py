@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ridgeline.server.openai_api.bodies import (
+from ridgeline.server.openai_api.response_bodies import (
     ChatChunk,
     ChatChunkChoice,
     CompletionChoice,

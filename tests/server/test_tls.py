@@ -42,7 +42,7 @@ def run(request: pytest.FixtureRequest) -> Run:
     def on_loop(work: Coroutine[Any, Any, None]) -> None:
         factory = uvloop.new_event_loop if request.param == "uvloop" else None
         with asyncio.Runner(loop_factory=factory) as runner:
-            runner.run(asyncio.wait_for(work, 60))
+            runner.run(asyncio.wait_for(work, 2 * PATIENCE_S))
 
     return on_loop
 
@@ -64,7 +64,7 @@ def test_sdks_and_websockets_work_over_tls(authority: Authority, run: Run) -> No
             parts = [chunk.choices[0].delta.content or "" async for chunk in stream]
             assert "".join(parts) == "hé!"
             url = str(http.base_url).replace("https", "wss").rstrip("/") + CHAT
-            async with connect(url, ssl=authority.trusting()) as socket:
+            async with connect(url, ssl=authority.trusting(), open_timeout=PATIENCE_S) as socket:
                 await socket.send('{"messages": [{"role": "user", "content": "hi"}]}')
                 assert "chat.completion.chunk" in str(await socket.recv())
             with pytest.raises(httpx.ConnectError):  # a client that does not know the authority

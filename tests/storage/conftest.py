@@ -16,7 +16,7 @@ from tests.gateway.services import _postgres_server, postgres_url
 
 __all__ = ["_postgres_server", "postgres_url"]
 
-TIMEOUT_S = 10.0
+TIMEOUT_S = 60.0
 
 
 class Place:

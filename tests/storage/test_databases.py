@@ -76,7 +76,7 @@ def test_a_value_that_is_refused_takes_its_whole_batch_and_harms_no_later_one(pl
 def test_a_postgresql_that_comes_back_is_used_again() -> None:
     own = OwnPostgres()
     try:
-        session = PostgresSession(own.url, 5.0)
+        session = PostgresSession(own.url, 60.0)
         session.migrate("things", TABLE)
         own.stop()
         with pytest.raises(StorageUnavailable, match="PostgreSQL"):

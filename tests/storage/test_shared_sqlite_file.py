@@ -25,7 +25,7 @@ def counted_by_another_process(path: Path) -> int:
 async def test_commits_are_kept_after_another_process_has_closed_the_file(tmp_path: Path) -> None:
     """With the locks of the first connection gone, the other process would remove the log in use."""
     path = tmp_path / "one.db"
-    database = SqliteDatabase(path, 5.0)
+    database = SqliteDatabase(path, 60.0)
     await database.migrate("t", [["CREATE TABLE t (n BIGINT)"]])
     await database.write(statement("INSERT INTO t VALUES (1)"))
     await database.ask("SELECT 1")  # the second connection of this process

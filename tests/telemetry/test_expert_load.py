@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from ridgeline.telemetry.expert_load import ExpertLoad, imbalance
+from tests.clock import Clock
 
 
 @pytest.mark.parametrize(
@@ -12,13 +13,6 @@ from ridgeline.telemetry.expert_load import ExpertLoad, imbalance
 )
 def test_imbalance_is_the_busiest_over_the_mean(tokens: list[int], expected: float | None) -> None:
     assert imbalance(tokens) == expected
-
-
-class Clock:
-    now = 100.0
-
-    def __call__(self) -> float:
-        return self.now
 
 
 @pytest.fixture

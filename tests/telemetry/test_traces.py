@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ridgeline.telemetry import traces
+from ridgeline.telemetry.clock import wall_offset_ns
 from ridgeline.telemetry.timing import TimingRecord
 from ridgeline.telemetry.traces import (
     Span,
@@ -20,6 +21,7 @@ from ridgeline.telemetry.traces import (
     server_spans,
 )
 from tests.gateway.observe.collector import Collector
+from tests.patience import PATIENCE_S
 
 TRACE, SPAN = "4bf92f3577b34da6a3ce929d0e0e4736", "00f067aa0ba902b7"
 
@@ -95,7 +97,7 @@ def test_a_request_that_ended_in_the_queue_was_only_queued() -> None:
 
 def test_spans_arrive_with_their_times_parents_and_errors(collector: Collector) -> None:
     export = SpanExport(collector.url, "test", batch_s=0.01)
-    now, now_ns = time.monotonic(), time.time_ns()
+    now = time.monotonic()
     parent = Span("outer", new_trace_id(), "", now - 2, now - 1, "server", {"n": 3, "s": "x"}, "timeout")
     export.offer([parent, parent.child("inner", now - 1.75, now - 1.5)])
     collector.until(lambda: len(collector.spans) == 2)
@@ -105,7 +107,7 @@ def test_spans_arrive_with_their_times_parents_and_errors(collector: Collector) 
     assert (outer.parent_id, outer.kind) == ("", 2)
     assert outer.is_error
     assert outer.attributes == {"n": 3, "s": "x", "error.type": "timeout"}
-    assert abs(outer.start_ns - (now_ns - 2_000_000_000)) < 50_000_000
+    assert abs(outer.start_ns - ((now - 2) * 1e9 + wall_offset_ns())) < 50_000_000
     assert inner.start_ns - outer.start_ns == pytest.approx(0.25e9, abs=1e4)
     assert inner.end_ns - inner.start_ns == pytest.approx(0.25e9, abs=1e4)
     assert (inner.trace_id, inner.parent_id) == (outer.trace_id, outer.span_id)
@@ -113,7 +115,9 @@ def test_spans_arrive_with_their_times_parents_and_errors(collector: Collector) 
     assert export.dropped == 0
 
 
-def test_close_sends_what_waits(collector: Collector) -> None:
+def test_close_sends_what_waits(collector: Collector, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(traces, "LAST_EXPORT_S", PATIENCE_S)
+    monkeypatch.setattr(traces, "EXPORT_TIMEOUT_S", PATIENCE_S)
     export = SpanExport(collector.url + "/v1/traces", "test", batch_s=0.0)
     for _ in range(700):
         export.offer([Span("s", new_trace_id(), "", 1.0, 2.0)])
@@ -129,7 +133,7 @@ def test_spans_that_cannot_be_sent_are_dropped_and_counted_without_a_wait(
 ) -> None:
     monkeypatch.setattr(traces, "LAST_EXPORT_S", 0.1)
     refusing = Collector(status=400)
-    export = SpanExport(refusing.url, "test", max_waiting=100, batch_s=0.3)
+    export = SpanExport(refusing.url, "test", max_waiting=100, batch_s=1.0)
     for _ in range(1000):
         export.offer([Span("s", new_trace_id(), "", 1.0, 2.0)])
     assert export.dropped >= 800  # while the first wait to be sent together, at most 100 wait with them

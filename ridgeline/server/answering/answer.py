@@ -26,7 +26,7 @@ from ridgeline.server.http.off_loop import off_loop
 from ridgeline.server.http.read_body import while_connected
 from ridgeline.server.http.reader_watch import ReaderWatch
 from ridgeline.server.http.request_context import RequestContext
-from ridgeline.server.openai_api.bodies import Usage, encode
+from ridgeline.server.openai_api.response_bodies import Usage, encode
 from ridgeline.server.replica.resumable import ResumableStream
 from ridgeline.server.served_models import ServedModels
 

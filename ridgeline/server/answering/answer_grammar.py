@@ -16,7 +16,7 @@ from ridgeline.server.answering.model_formats import ModelFormats, marker_tokens
 from ridgeline.server.answering.structured import check_strict_schema, embedded, requested_grammar
 from ridgeline.server.answering.tools import ToolUse
 from ridgeline.server.errors import BadRequest
-from ridgeline.server.openai_api.protocol import ChatRequest
+from ridgeline.server.openai_api.request_bodies import ChatRequest
 from ridgeline.server.parsing.grammars import Choice, UnsupportedSchema, reasoning_grammar
 from ridgeline.server.parsing.lark import quoted
 

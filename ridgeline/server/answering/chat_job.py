@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from ridgeline.engine.link.messages import Hello
-from ridgeline.engine.plan.request import SamplingParams
+from ridgeline.engine.schedule.request import SamplingParams
 from ridgeline.models.text.tokenizer import Tokenizer
 from ridgeline.server.answering.answer_grammar import AnswerGrammar, answer_grammar
 from ridgeline.server.answering.job import Job
@@ -24,7 +24,7 @@ from ridgeline.server.answering.validation import (
     with_default_length,
 )
 from ridgeline.server.errors import BadRequest
-from ridgeline.server.openai_api.protocol import ChatRequest, TokenizeRequest
+from ridgeline.server.openai_api.request_bodies import ChatRequest, TokenizeRequest
 from ridgeline.server.served_models import ServedModels
 
 

@@ -7,11 +7,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from ridgeline.engine.client.client import AsyncClient
-from ridgeline.engine.plan.request import SamplingParams
-from ridgeline.engine.plan.thinking import ThinkingCount
+from ridgeline.engine.schedule.request import SamplingParams
+from ridgeline.engine.schedule.thinking import ThinkingCount
 from ridgeline.server.answering.prompts import Prompt
 from ridgeline.server.http.request_context import RequestContext
-from ridgeline.server.openai_api.protocol import GenerationRequest
+from ridgeline.server.openai_api.request_bodies import GenerationRequest
 from ridgeline.server.parsing.events import OutputParser
 from ridgeline.server.served_models import Served, fingerprint
 

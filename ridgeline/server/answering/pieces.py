@@ -16,11 +16,16 @@ import msgspec
 from ridgeline.engine.client.output import OutputChunk
 from ridgeline.engine.errors import RequestFailed
 from ridgeline.engine.grammar.conformance import AnswerCheck
-from ridgeline.engine.plan.request import FinishReason, SamplingParams
-from ridgeline.engine.plan.step import TokenLogprob
-from ridgeline.engine.plan.thinking import ThinkingCount
+from ridgeline.engine.schedule.request import FinishReason, SamplingParams
+from ridgeline.engine.schedule.step import TokenLogprob
+from ridgeline.engine.schedule.thinking import ThinkingCount
 from ridgeline.server.answering.prompts import Prompt
-from ridgeline.server.openai_api.bodies import CompletionTokensDetails, PromptTokensDetails, Timing, Usage
+from ridgeline.server.openai_api.response_bodies import (
+    CompletionTokensDetails,
+    PromptTokensDetails,
+    Timing,
+    Usage,
+)
 from ridgeline.server.parsing.events import OutputParser, ParsedEvent
 from ridgeline.telemetry.timing import TimingRecord
 from ridgeline.web.answer_parts import CallArguments, CallStart, Content
@@ -313,6 +318,8 @@ def _timing(index: int, record: TimingRecord) -> Timing:
         _ms(record.tpot_s),
         _ms(record.inference_s),
         record.preemptions,
+        record.drafted_tokens,
+        record.accepted_tokens,
     )
 
 

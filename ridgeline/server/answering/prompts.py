@@ -8,12 +8,12 @@ from dataclasses import dataclass
 from typing import Any
 
 from ridgeline.engine.client.client import AsyncClient
-from ridgeline.engine.plan.request import SamplingParams
+from ridgeline.engine.schedule.request import SamplingParams
 from ridgeline.models.text.tokenizer import Tokenizer
 from ridgeline.server.answering.validation import check_context, check_token_ids
 from ridgeline.server.errors import BadRequest, ContextTooLong
 from ridgeline.server.http.limits import MAX_DETOKENIZED
-from ridgeline.server.openai_api.protocol import ChatRequest, CompletionRequest, TokenizeRequest
+from ridgeline.server.openai_api.request_bodies import ChatRequest, CompletionRequest, TokenizeRequest
 
 MAX_CHOICES = 1024
 CHARACTERS_PER_TOKEN = 256  # the longest known tokens, runs of spaces, have half of this

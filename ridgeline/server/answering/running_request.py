@@ -16,7 +16,7 @@ from ridgeline.engine.client.inbox import Inbox
 from ridgeline.engine.client.open_request import OpenRequest
 from ridgeline.engine.errors import InvalidRequest, QueueFull, RequestFailed
 from ridgeline.engine.grammar.conformance import refuse_uncheckable
-from ridgeline.engine.plan.request import is_background
+from ridgeline.engine.schedule.request import is_background
 from ridgeline.server.answering.job import Job
 from ridgeline.server.answering.pieces import Choices, Piece
 from ridgeline.server.answering.schema_checks import Client, SchemaChecks

@@ -19,7 +19,7 @@ from ridgeline.engine.grammar.enforced import ANY_OBJECT
 from ridgeline.engine.grammar.keywords import enforced_schema, refuse_embedded, schema_grammar
 from ridgeline.engine.grammar.patterns import WHITESPACE
 from ridgeline.server.errors import BadRequest
-from ridgeline.server.openai_api.protocol import (
+from ridgeline.server.openai_api.request_bodies import (
     ChatRequest,
     CompletionRequest,
     JsonSchemaFormat,

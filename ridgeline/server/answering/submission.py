@@ -18,8 +18,8 @@ from ridgeline.engine.client.open_request import OpenRequest
 from ridgeline.engine.client.output import OutputChunk
 from ridgeline.engine.client.text import TextStream
 from ridgeline.engine.errors import QueueFull
-from ridgeline.engine.plan.intake import sample_seed
-from ridgeline.engine.plan.request import SamplingParams
+from ridgeline.engine.schedule.intake import sample_seed
+from ridgeline.engine.schedule.request import SamplingParams
 
 RETRY_S = 0.5  # after the engine's queue was full
 

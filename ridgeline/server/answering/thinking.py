@@ -11,13 +11,13 @@ from dataclasses import dataclass
 from typing import Any
 
 from ridgeline.engine.client.thinking_tags import thinking_tags
-from ridgeline.engine.plan.thinking import ThinkingBudget, ThinkingCount, ThinkingTags
+from ridgeline.engine.schedule.thinking import ThinkingBudget, ThinkingCount, ThinkingTags
 from ridgeline.models.text.tokenizer import Tokenizer
 from ridgeline.server.answering.model_formats import ModelFormats, formats_of
 from ridgeline.server.config import ServerConfig
 from ridgeline.server.effort import DEFAULT, EFFORTS, effort_budgets
 from ridgeline.server.errors import BadRequest
-from ridgeline.server.openai_api.protocol import ChatRequest
+from ridgeline.server.openai_api.request_bodies import ChatRequest
 from ridgeline.server.parsing.reasoning import ReasoningFormat
 
 UNLIMITED = -1  # of thinking_token_budget

@@ -14,7 +14,7 @@ from typing import Literal
 
 from ridgeline.server.errors import BadRequest
 from ridgeline.server.http.limits import MAX_CALLS, MAX_ID_CHARACTERS, MAX_TOOL_BYTES, MAX_TOOLS
-from ridgeline.server.openai_api.protocol import ChatRequest, Message, NamedToolChoice, ToolDefinition
+from ridgeline.server.openai_api.request_bodies import ChatRequest, Message, NamedToolChoice, ToolDefinition
 from ridgeline.server.parsing.events import Tool
 
 _NAME = re.compile(r"[a-zA-Z0-9_-]{1,64}")

@@ -14,7 +14,7 @@ import msgspec
 from ridgeline.engine.errors import InvalidRequest
 from ridgeline.engine.grammar import Grammar
 from ridgeline.engine.link.messages import Hello
-from ridgeline.engine.plan.request import MAX_TOP_LOGPROBS, SamplingParams
+from ridgeline.engine.schedule.request import MAX_TOP_LOGPROBS, SamplingParams
 from ridgeline.server.answering.tools import check_calls
 from ridgeline.server.errors import BadRequest, ContextTooLong
 from ridgeline.server.http.limits import (
@@ -23,7 +23,8 @@ from ridgeline.server.http.limits import (
     MAX_STOPS,
     MAX_TOKEN_IDS,
 )
-from ridgeline.server.openai_api.protocol import GenerationRequest, Message
+from ridgeline.server.openai_api.request_bodies import GenerationRequest, Message
+from ridgeline.web.sampling_fields import SAMPLING
 
 ROLES = {
     "system": "system",
@@ -141,18 +142,7 @@ def sampling_params(
         raise BadRequest(field, error.message) from None
 
 
-_SAME_NAME = (
-    "n",
-    "min_tokens",
-    "temperature",
-    "top_p",
-    "top_k",
-    "min_p",
-    "presence_penalty",
-    "frequency_penalty",
-    "repetition_penalty",
-    "seed",
-)
+_SAME_NAME = ("n", "min_tokens", *SAMPLING)
 
 
 def with_default_length(params: SamplingParams, engine: Hello) -> SamplingParams:

@@ -31,7 +31,7 @@ from ridgeline.server.http.body_fields import Body
 from ridgeline.server.http.decoding import decode
 from ridgeline.server.http.endpoint import Endpoint
 from ridgeline.server.http.read_body import read_body
-from ridgeline.server.openai_api.bodies import encode
+from ridgeline.server.openai_api.response_bodies import encode
 from ridgeline.server.served_models import ServedModels
 
 Q = TypeVar("Q", bound=Body)

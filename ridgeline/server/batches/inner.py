@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from starlette.types import ASGIApp, Message, Scope
 
-from ridgeline.engine.plan.request import BACKGROUND_PRIORITY
+from ridgeline.engine.schedule.request import BACKGROUND_PRIORITY
 from ridgeline.server.http.request_context import PRIORITY_KEY
 
 

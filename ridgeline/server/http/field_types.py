@@ -8,7 +8,7 @@ from typing import Annotated, Any
 
 from msgspec import Meta
 
-from ridgeline.engine.plan.request import MAX_SAMPLES, MAX_TOP_LOGPROBS
+from ridgeline.engine.schedule.request import MAX_SAMPLES, MAX_TOP_LOGPROBS
 from ridgeline.server.http import limits
 
 # Every count is bounded, so that no huge number reaches the engine's wire format.

@@ -30,7 +30,7 @@ from ridgeline.server.messages_api.request import (
     ResultText,
     ToolChoice,
 )
-from ridgeline.server.openai_api.protocol import (
+from ridgeline.server.openai_api.request_bodies import (
     CalledFunction,
     ChatRequest,
     Function,

@@ -22,7 +22,7 @@ from ridgeline.server.messages_api.bodies import TokenCount
 from ridgeline.server.messages_api.conversion import Conversion, converted
 from ridgeline.server.messages_api.request import CountTokensRequest, MessagesRequest, decoded
 from ridgeline.server.messages_api.shape import PING, MessagesShape
-from ridgeline.server.openai_api.bodies import encode
+from ridgeline.server.openai_api.response_bodies import encode
 from ridgeline.server.served_models import ServedModels
 
 T = TypeVar("T")

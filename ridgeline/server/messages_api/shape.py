@@ -24,7 +24,7 @@ from ridgeline.server.messages_api.bodies import (
     StopReason,
 )
 from ridgeline.server.messages_api.errors import messages_error
-from ridgeline.server.openai_api.bodies import Usage, encode
+from ridgeline.server.openai_api.response_bodies import Usage, encode
 
 
 def event(body: MessageEvent) -> bytes:

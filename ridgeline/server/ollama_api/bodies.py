@@ -7,7 +7,7 @@ from typing import Any, Literal
 import msgspec
 from msgspec import UNSET, UnsetType
 
-from ridgeline.server.openai_api.bodies import ChatLogprob
+from ridgeline.server.openai_api.response_bodies import ChatLogprob
 
 
 class OllamaError(msgspec.Struct, frozen=True):

@@ -20,7 +20,7 @@ from ridgeline.server.ollama_api.request import (
     OllamaOptions,
     OllamaRequest,
 )
-from ridgeline.server.openai_api.protocol import (
+from ridgeline.server.openai_api.request_bodies import (
     CalledFunction,
     ChatRequest,
     CompletionRequest,

@@ -41,8 +41,8 @@ from ridgeline.server.ollama_api.request import (
     OllamaRequest,
 )
 from ridgeline.server.ollama_api.shape import OllamaShape, now
-from ridgeline.server.openai_api.bodies import encode
 from ridgeline.server.openai_api.completions import completion_job
+from ridgeline.server.openai_api.response_bodies import encode
 from ridgeline.server.served_models import ServedModels
 from ridgeline.server.vectors.embeddings import BYTES_PER_NUMBER, read_embedding, rows
 from ridgeline.server.vectors.protocol import EmbeddingRequest

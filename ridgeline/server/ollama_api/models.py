@@ -25,7 +25,7 @@ from ridgeline.server.ollama_api.bodies import (
 from ridgeline.server.ollama_api.conversion import own_name
 from ridgeline.server.ollama_api.request import OllamaShowRequest
 from ridgeline.server.ollama_api.shape import stamp
-from ridgeline.server.openai_api.bodies import encode
+from ridgeline.server.openai_api.response_bodies import encode
 from ridgeline.server.served_models import Model, ServedModels, fingerprint
 
 VERSION = "0.13.0"  # of the API; clients refuse servers with an older version

@@ -21,7 +21,7 @@ from ridgeline.server.http.field_types import (
     TopP,
 )
 from ridgeline.server.http.limits import MAX_CALLS, MAX_MESSAGES
-from ridgeline.server.openai_api.protocol import Tools
+from ridgeline.server.openai_api.request_bodies import Tools
 
 _HOST = ignored("the server's settings decide how a model is run")
 _MODEL = About("a name of `/api/tags`, with or without `:latest`; absent: the served model")

@@ -22,8 +22,8 @@ from ridgeline.server.ollama_api.bodies import (
     OllamaGenerateLine,
     OllamaSaid,
 )
-from ridgeline.server.openai_api.bodies import ChatLogprob, Usage, encode
 from ridgeline.server.openai_api.logprobs import TokenNames, chat_logprobs
+from ridgeline.server.openai_api.response_bodies import ChatLogprob, Usage, encode
 from ridgeline.server.parsing.events import ParsedEvent
 from ridgeline.web.answer_parts import CallArguments, CallStart, Content, Reasoning
 from ridgeline.web.tool_input import ToolInput

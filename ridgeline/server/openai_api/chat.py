@@ -17,7 +17,10 @@ from ridgeline.server.http.decoding import decode
 from ridgeline.server.http.off_loop import off_loop
 from ridgeline.server.http.read_body import read_body
 from ridgeline.server.http.request_context import RequestContext
-from ridgeline.server.openai_api.bodies import (
+from ridgeline.server.openai_api.logprobs import TokenNames, chat_logprobs, prompt_logprobs
+from ridgeline.server.openai_api.old_functions import in_older_names, with_tools
+from ridgeline.server.openai_api.request_bodies import ChatRequest
+from ridgeline.server.openai_api.response_bodies import (
     DONE,
     CalledFunction,
     ChatChoice,
@@ -37,9 +40,6 @@ from ridgeline.server.openai_api.bodies import (
     event,
     failure_event,
 )
-from ridgeline.server.openai_api.logprobs import TokenNames, chat_logprobs, prompt_logprobs
-from ridgeline.server.openai_api.old_functions import in_older_names, with_tools
-from ridgeline.server.openai_api.protocol import ChatRequest
 from ridgeline.server.parsing.events import ParsedEvent
 from ridgeline.server.served_models import ServedModels
 from ridgeline.web.answer_parts import CallArguments, CallStart, Content, Reasoning

@@ -8,7 +8,7 @@ from starlette.types import ASGIApp
 
 from ridgeline.engine.grammar import Grammar
 from ridgeline.engine.link.messages import Hello
-from ridgeline.engine.plan.request import SamplingParams
+from ridgeline.engine.schedule.request import SamplingParams
 from ridgeline.server.answering.answer import answer
 from ridgeline.server.answering.job import Job
 from ridgeline.server.answering.pieces import Piece
@@ -20,7 +20,16 @@ from ridgeline.server.http.decoding import decode
 from ridgeline.server.http.off_loop import off_loop
 from ridgeline.server.http.read_body import read_body
 from ridgeline.server.http.request_context import RequestContext
-from ridgeline.server.openai_api.bodies import (
+from ridgeline.server.openai_api.logprobs import (
+    TextOffsets,
+    TokenNames,
+    completion_logprobs,
+    echoed_logprobs,
+    extend,
+    prompt_logprobs,
+)
+from ridgeline.server.openai_api.request_bodies import CompletionRequest
+from ridgeline.server.openai_api.response_bodies import (
     DONE,
     CompletionChoice,
     CompletionLogprobs,
@@ -31,15 +40,6 @@ from ridgeline.server.openai_api.bodies import (
     event,
     failure_event,
 )
-from ridgeline.server.openai_api.logprobs import (
-    TextOffsets,
-    TokenNames,
-    completion_logprobs,
-    echoed_logprobs,
-    extend,
-    prompt_logprobs,
-)
-from ridgeline.server.openai_api.protocol import CompletionRequest
 from ridgeline.server.served_models import ServedModels
 
 DEFAULT_MAX_TOKENS = 16  # OpenAI's, for this endpoint

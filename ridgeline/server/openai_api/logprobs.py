@@ -8,10 +8,10 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from ridgeline.engine.plan.step import TokenLogprob
+from ridgeline.engine.schedule.step import TokenLogprob
 from ridgeline.models.text.tokenizer import Tokenizer
 from ridgeline.server.answering.prompts import Prompt
-from ridgeline.server.openai_api.bodies import (
+from ridgeline.server.openai_api.response_bodies import (
     ChatLogprob,
     CompletionLogprobs,
     PromptLogprob,

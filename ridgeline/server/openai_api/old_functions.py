@@ -11,7 +11,7 @@ import re
 import msgspec
 
 from ridgeline.server.errors import BadRequest
-from ridgeline.server.openai_api.protocol import (
+from ridgeline.server.openai_api.request_bodies import (
     ChatRequest,
     FunctionName,
     Message,

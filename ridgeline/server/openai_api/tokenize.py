@@ -15,9 +15,9 @@ from ridgeline.server.errors import BadRequest
 from ridgeline.server.http.decoding import decode
 from ridgeline.server.http.off_loop import off_loop
 from ridgeline.server.http.read_body import read_body
-from ridgeline.server.openai_api.bodies import RenderedPrompt, Text, Tokens, encode
 from ridgeline.server.openai_api.logprobs import TokenNames
-from ridgeline.server.openai_api.protocol import DetokenizeRequest, TemplateRequest, TokenizeRequest
+from ridgeline.server.openai_api.request_bodies import DetokenizeRequest, TemplateRequest, TokenizeRequest
+from ridgeline.server.openai_api.response_bodies import RenderedPrompt, Text, Tokens, encode
 from ridgeline.server.served_models import ServedModels
 
 

@@ -10,7 +10,7 @@ from starlette.responses import Response
 
 from ridgeline.server.http.endpoint import JSON, Endpoint
 from ridgeline.server.http.off_loop import LONG_BYTES, off_loop
-from ridgeline.server.openai_api.bodies import encode
+from ridgeline.server.openai_api.response_bodies import encode
 from ridgeline.server.openapi.document import document
 from ridgeline.server.openapi.page import page
 from ridgeline.web import home

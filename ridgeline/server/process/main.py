@@ -22,7 +22,6 @@ from typing import TYPE_CHECKING, Any
 
 from ridgeline import __version__
 from ridgeline.engine.errors import EngineError
-from ridgeline.models.files.pull import ensure
 from ridgeline.options import OptionError
 from ridgeline.running import SetState, announced
 from ridgeline.server.config import ServerConfig
@@ -31,6 +30,7 @@ from ridgeline.server.process.rpc import started_grpc
 from ridgeline.server.process.setup import ModelSetup, sharing_memory
 from ridgeline.server.process.startup_text import serving_line, since_process_start, startup_lines
 from ridgeline.server.process.supervisor import Supervisor
+from ridgeline.server.process.weights import ReadyFiles, ready_files
 from ridgeline.server.records.state import StateStore, open_state
 from ridgeline.telemetry import logs
 from ridgeline.telemetry.traces import require_exporter
@@ -61,11 +61,12 @@ class Supervised:
 
     setup: ModelSetup
     supervisor: Supervisor
+    files: ReadyFiles
     begun_s: float = 0.0  # seconds from the start of this process to that of the engine's
 
     def for_handlers(self) -> Model:
         """The model as handlers see it, with metrics fed by the supervisor."""
-        from ridgeline.server.served_models import Model
+        from ridgeline.server.served_models import Model, ModelFiles
         from ridgeline.telemetry.metrics import ServerMetrics
 
         supervisor = self.supervisor
@@ -75,8 +76,11 @@ class Supervised:
             supervisor.client.stats if supervisor.client is not None else None
         )
         supervisor.on_start = lambda client: metrics.engine_started(client.hello.seconds, client.hello.bytes)
-        segments = {"process": self.begun_s}
-        return Model(self.setup.names, supervisor, metrics, self.setup.other_names, segments)
+        fetching = self.files.segments
+        segments = {"process": self.begun_s - sum(fetching.values()), **fetching}
+        engine = self.setup.engine
+        files = ModelFiles(engine.model, self.files.path, engine, self.files.weights)
+        return Model(self.setup.names, supervisor, metrics, self.setup.other_names, segments, files)
 
     def startup_lines(self) -> str:
         client, name = self.supervisor.client, self.setup.names[0]
@@ -128,10 +132,11 @@ def serve(models: Sequence[ModelSetup], server: ServerConfig) -> int:
     listener = _bind(server)
     state = open_state(server.state_dir, server.port)
     try:
-        paths = [ensure(setup.engine.model).path for setup in models]
+        files = [ready_files(setup, server) for setup in models]
+        shares = sharing_memory(models, [ready.path for ready in files])
         supervised = [
-            Supervised(setup, Supervisor(setup.engine, path, server), since_process_start())
-            for setup, path in zip(sharing_memory(models, paths), paths, strict=True)
+            Supervised(setup, Supervisor(setup.engine, ready.path, server), ready, since_process_start())
+            for setup, ready in zip(shares, files, strict=True)
         ]
         names = [name for setup in models for name in setup.names]
         sources = [setup.engine.model for setup in models]

@@ -21,6 +21,7 @@ from typing import BinaryIO
 import msgspec
 
 from ridgeline.options import OptionError
+from ridgeline.telemetry.clock import wall_offset_ns
 
 log = logging.getLogger("ridgeline.server")
 
@@ -66,7 +67,7 @@ class TrafficRecorder:
         self._salt = secrets.token_bytes(32)
         self._file, self._began = _opened(path)
         self._bytes = self._file.tell()
-        self._wall_of_monotonic = time.time() - time.monotonic()
+        self._wall_of_monotonic = wall_offset_ns() / 1e9
         self._queue: queue.SimpleQueue[EndedRequest | None] = queue.SimpleQueue()
         self._added_tokens = 0  # by the caller
         self._done_tokens = 0  # by the thread

@@ -16,7 +16,12 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from ridgeline.server.errors import ApiError
-from ridgeline.server.openai_api.bodies import CompletionTokensDetails, PromptTokensDetails, Usage, encode
+from ridgeline.server.openai_api.response_bodies import (
+    CompletionTokensDetails,
+    PromptTokensDetails,
+    Usage,
+    encode,
+)
 from ridgeline.server.served_models import ServedModels
 
 KEPT = 100_000  # some 20 MB when full

@@ -21,8 +21,8 @@ from ridgeline.server.served_models import ServedModels
 
 
 class FeedQuery(Body, kw_only=True, frozen=True):
-    epoch: Annotated[Id, About("of the server process that was read before")] = ""
-    after: Annotated[int, About("the last event that was read from it"), Meta(ge=0, le=2**53)] = 0
+    epoch: Annotated[Id, About("epoch of the server process that the reader last read")] = ""
+    after: Annotated[int, About("number of the last event that the reader has"), Meta(ge=0, le=2**53)] = 0
     model: Annotated[Name | None, About("a served name; default: the first model")] = None
 
 

@@ -1,7 +1,7 @@
 """ReplicaFeed: one model's load and prefix events, for the readers of GET /replica/feed.
 
-Nothing is followed before the first reader connects, and nothing after the last one has been gone for
-LINGER_S. Events are numbered and kept in a bounded log: a reader that reconnects in time gets what it missed.
+The engine's cache is followed from the first reader's connection until LINGER_S after the last one's end.
+Events are numbered and kept in a bounded log: a reader that reconnects in time gets the events it missed.
 """
 
 from __future__ import annotations
@@ -20,7 +20,17 @@ from ridgeline.engine.client.client import AsyncClient
 from ridgeline.engine.errors import EngineDied
 from ridgeline.engine.kv.prefix_index import PrefixIndex
 from ridgeline.engine.link.messages import PrefixChanges
-from ridgeline.replica.messages import LOAD_EVERY_S, FeedLine, Load, Removed, Snapshot, Started, Stored
+from ridgeline.machine import processor_name
+from ridgeline.replica.messages import (
+    LOAD_EVERY_S,
+    MOST_ADOPTED,
+    FeedLine,
+    Load,
+    Removed,
+    Snapshot,
+    Started,
+    Stored,
+)
 from ridgeline.replica.prompt_blocks import BLOCK_BYTES, FIELDS, prefix_root, prompt_blocks
 from ridgeline.server.http.off_loop import off_loop
 from ridgeline.server.replica.prefix_names import PrefixNames, blocks_at
@@ -30,7 +40,7 @@ from ridgeline.server.served_models import Model, ServedModels
 LOG_EVENTS = 4096
 LINGER_S = 60.0
 MOST_BLOCKS_PER_LINE = 4096
-NAMING_COST = 2  # bytes of body that take as long as a token's share of a hash
+NAMING_COST = 2  # bytes of a body that take as long to hash as one token
 
 _fields: msgspec.json.Decoder[dict[str, msgspec.Raw]] = msgspec.json.Decoder(dict[str, msgspec.Raw])
 
@@ -45,10 +55,15 @@ class ReplicaFeed:
         self._changed = asyncio.Event()  # replaced at every change
         self._readers = 0
         self._left_at = 0.0
-        self._client: AsyncClient | None = None  # the one whose prefixes are followed
+        self._client: AsyncClient | None = None  # the engine process whose cache is followed
         self._pinging: asyncio.Task[None] | None = None
+        self._beating: asyncio.Task[None] | None = None
+        self._beats, self._step_s, self._turns = 0, 0.0, 0
         self._ended_before = 0  # requests of earlier engine processes
         self._naming: set[asyncio.Task[None]] = set()
+        self._adopted: deque[str] = deque(maxlen=MOST_ADOPTED)
+        self._stored: deque[str] = deque(maxlen=MOST_ADOPTED)  # the adopted ones that came to their end here
+        self._num_adopted = 0  # also those that are forgotten
 
     @property
     def is_wanted(self) -> bool:
@@ -61,7 +76,7 @@ class ReplicaFeed:
     # ── what happens ─────────────────────────────────────────────────────────────────────────────────────
 
     def asked(self, body: bytes, prompt_ids: list[int], namespace: str) -> None:
-        """A request was accepted: its names are tied to the KV blocks that it will have."""
+        """A request was accepted: tie its names to the KV blocks that it will have."""
         client = self._client
         if client is None or client.closed.is_set() or not client.hello.block_size:
             return
@@ -81,6 +96,20 @@ class ReplicaFeed:
     def _hear(self, changes: PrefixChanges) -> None:
         self._say(*self._names.change(changes.stored, changes.removed, changes.whole))
 
+    def adopt(self, response_id: str) -> None:
+        """This server continues a stream that another one began, and stores its response at the end.
+
+        Readers are told at once: they hear it before the client has the last event.
+        """
+        self._adopted.append(response_id)
+        self._num_adopted += 1
+        self._wake()
+
+    def stored(self, response_id: str) -> None:
+        """It reached its end here. Only now do later readers hear of it: another server may have ended it."""
+        self._stored.append(response_id)
+        self.adopt(response_id)  # for readers that came in between
+
     def _say(self, stored: list[int], removed: list[int] | tuple[()]) -> None:
         for at in range(0, len(removed), MOST_BLOCKS_PER_LINE):
             self._seq += 1
@@ -89,13 +118,16 @@ class ReplicaFeed:
             self._seq += 1
             self._log.append(Stored(self._seq, tuple(stored[at : at + MOST_BLOCKS_PER_LINE])))
         if stored or removed:
-            changed, self._changed = self._changed, asyncio.Event()
-            changed.set()
+            self._wake()
+
+    def _wake(self) -> None:
+        changed, self._changed = self._changed, asyncio.Event()
+        changed.set()
 
     # ── readers ──────────────────────────────────────────────────────────────────────────────────────────
 
     async def lines(self, epoch: str, after: int) -> AsyncIterator[list[FeedLine]]:
-        """What one reader gets, until the engine is stopped. epoch, after: where it has been, if anywhere."""
+        """Yield one reader's lines until the engine is stopped. epoch, after: the last event that it has."""
         self._readers += 1
         try:
             while self._model.engine.client is None:
@@ -103,28 +135,28 @@ class ReplicaFeed:
             self._follow()
             started = self._started()
             knows = epoch == started.epoch and self._has_after(after)
-            seen = after if knows else self._seq
+            seen, told = after if knows else self._seq, self._num_adopted
             yield [started] if knows else [started, self._snapshot()]
             load_at = 0.0
             while True:
                 self._follow()
                 lines, seen = self._lines_after(seen)
-                if time.monotonic() >= load_at:
-                    lines.append(self._load())
-                    load_at = time.monotonic() + LOAD_EVERY_S
+                if time.monotonic() >= load_at or told < self._num_adopted:
+                    lines.append(self._load(told))
+                    load_at, told = time.monotonic() + LOAD_EVERY_S, self._num_adopted
                 if lines:
                     yield lines
                 if self._has_stopped():
                     return
-                await self._wait(seen, load_at)
+                await self._wait(seen, told, load_at)
         finally:
             self._readers -= 1
             self._left_at = time.monotonic()
 
-    async def _wait(self, seen: int, load_at: float) -> None:
-        """Until something has happened or the next Load is due."""
+    async def _wait(self, seen: int, told: int, load_at: float) -> None:
+        """Wait until there is an event or the next Load is due."""
         changed = self._changed
-        if seen < self._seq:
+        if seen < self._seq or told < self._num_adopted:
             return
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(max(0.0, load_at - time.monotonic())):
@@ -158,14 +190,14 @@ class ReplicaFeed:
             client.watch_prefixes(True)
 
     def _stop_following(self) -> None:
-        """No reader came back: the next one starts with a snapshot."""
+        """Stop following the cache: the next reader starts with a snapshot."""
         client, self._client = self._client, None
         if client is not None and not client.closed.is_set() and client.hello.task == "generate":
             client.watch_prefixes(False)
             client.on_prefixes = lambda changes: None
         self._names.clear()
         self._log.clear()
-        self._seq += 1  # no position before this one is in the log
+        self._seq += 1  # the log has no event before this one
 
     def _has_stopped(self) -> bool:
         engine = self._model.engine
@@ -187,16 +219,24 @@ class ReplicaFeed:
             segments={**model.start_segments, **hello.seconds},
             weight_bytes=hello.bytes.get("weights", 0),
             limits=hello.limits,
+            weights=None if model.files is None else model.files.weights,
+            hardware=hardware_name(hello.backend),
+            adopted=tuple(self._stored),
         )
 
-    def _load(self) -> Load:
-        """The engine's last figures; it is asked for newer ones, and the next line has them."""
+    def _load(self, told: int) -> Load:
+        """The engine's last figures. Asks it for newer ones, which the next line has.
+
+        told: how many adopted responses the reader knows.
+        """
         engine = self._model.engine
         client = engine.client or self._client
         assert client is not None
         is_up = engine.client is not None and not client.closed.is_set()
         if is_up and (self._pinging is None or self._pinging.done()):
-            self._pinging = asyncio.create_task(_ping(client))
+            self._pinging = asyncio.create_task(self._ping(client))
+        if is_up and (self._beating is None or self._beating.done()):
+            self._beating = asyncio.create_task(self._beat(client))
         stats = client.stats
         state: Literal["starting", "ready", "draining"] = "ready" if engine.ready()[0] else "starting"
         accepted = self._ended_before + client.accepted
@@ -215,7 +255,25 @@ class ReplicaFeed:
             output_tokens=stats.output_tokens,
             prefix_queries=stats.prefix_queries,
             prefix_hits=stats.prefix_hits,
+            beats=self._beats,
+            step_s=self._step_s,
+            turns=self._turns,
+            adopted=self._adopted_after(told),
         )
+
+    def _adopted_after(self, told: int) -> tuple[str, ...]:
+        new = min(self._num_adopted - told, len(self._adopted))
+        return tuple(dict.fromkeys(list(self._adopted)[-new:])) if new else ()
+
+    async def _ping(self, client: AsyncClient) -> None:
+        with contextlib.suppress(EngineDied):
+            await client.ping()
+            self._turns += 1
+
+    async def _beat(self, client: AsyncClient) -> None:
+        with contextlib.suppress(EngineDied):
+            self._step_s = await client.step_age()
+            self._beats += 1
 
 
 class ReplicaFeeds:
@@ -232,15 +290,20 @@ class ReplicaFeeds:
         return any(feed.is_wanted for feed in self._feeds.values())
 
 
-async def _ping(client: AsyncClient) -> None:
-    with contextlib.suppress(EngineDied):
-        await client.ping()
+def hardware_name(backend: str) -> str:
+    """The GPU's name, or the processor's. backend: as the engine describes it."""
+    name, _, rest = backend.partition(" (")
+    return (
+        rest.partition("), weights")[0].removesuffix(", deterministic")
+        if name == "cuda"
+        else processor_name()
+    )
 
 
 def named_blocks(
     client: AsyncClient, body: bytes, prompt_ids: list[int], namespace: str, root: str
 ) -> tuple[list[int], list[bytes]]:
-    """The names of a request's prompt, and the KV block in which each ends."""
+    """Names of a request's prompt blocks, and the KV block in which each ends."""
     fields = {name: bytes(raw) for name, raw in _fields.decode(body).items() if name in FIELDS}
     names = prompt_blocks(fields, root)
     if not names:

@@ -1,7 +1,7 @@
-"""PrefixNames: which names of prompt blocks the engine's cache holds.
+"""PrefixNames: the names of the prompt blocks in the engine's cache.
 
-A router names the beginnings of a prompt by their text; the engine names KV blocks by their tokens. Each name
-is tied to the KV block at the same proportion of the prompt, so an eviction reaches the name. Pure data.
+A router names prompt blocks by their text; the engine names KV blocks by their tokens. Each name is tied to
+the KV block at the same proportion of the prompt, so an eviction removes the name. Pure data.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ class PrefixNames:
         self._pending: dict[bytes, None] = {}  # blocks with names that are not cached, oldest first
 
     def register(self, names: Sequence[int], blocks: Sequence[bytes]) -> list[int]:
-        """Tie the names of a prompt to its KV blocks, one each. Returns those that are cached already."""
+        """Tie the names of a prompt to its KV blocks, one each. Returns those that are already cached."""
         found = []
         for name, block in zip(names, blocks, strict=True):
             known = self._block.get(name)
             if known == block or known in self._cached:
-                continue  # of a prompt with another ending: its block is as good
+                continue  # a prompt with another ending has the name: its block is as good
             if known is not None:
                 self._forget(name, known)
             self._block[name] = block
@@ -64,7 +64,7 @@ class PrefixNames:
         return [name for block, names in self._names.items() if block in self._cached for name in names]
 
     def clear(self) -> list[int]:
-        """The cache is gone. Returns the names it held."""
+        """Forget the whole cache. Returns the names it held."""
         held = self.stored()
         for known in (self._cached, self._names, self._block, self._pending):
             known.clear()

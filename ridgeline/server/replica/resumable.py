@@ -1,8 +1,8 @@
-"""ResumableStream: one stream that a peer could continue, or that continues another server's.
+"""ResumableStream: a stream that a peer can continue, or that continues another server's stream.
 
 EventStream passes it every write, and Choices every chunk; it adds the markers. A continued stream first
 replays the tokens that the client has: detokenizer, stop strings, parsers and shape reach the same state, and
-what they write is dropped. Only the choices that have not ended are then run.
+their output is dropped. Then only the choices that have not ended run.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Protocol
 
 from ridgeline.engine.client.output import OutputChunk
 from ridgeline.engine.client.text import TextStream
-from ridgeline.engine.plan.request import FinishReason
-from ridgeline.engine.plan.step import SeqDelta, TokenLogprob
+from ridgeline.engine.schedule.request import FinishReason
+from ridgeline.engine.schedule.step import SeqDelta, TokenLogprob
 from ridgeline.replica.resume import (
     RESUME_FIELD,
     Failure,
@@ -35,7 +35,7 @@ from ridgeline.server.replica.version import ReplicaEpoch, replica_version
 from ridgeline.server.served_models import ServedModels
 
 if TYPE_CHECKING:
-    from ridgeline.engine.plan.request import SamplingParams
+    from ridgeline.engine.schedule.request import SamplingParams
 
 
 class Writer(Protocol):
@@ -48,7 +48,7 @@ class Writer(Protocol):
 
 class ResumableStream:
     def __init__(self, served_models: ServedModels, context: RequestContext, job: Job) -> None:
-        """Raises 400 for a state that cannot be this request's, 409 for one of another version."""
+        """Raises 400 for a state that cannot belong to this request, 409 for a state of another version."""
         version = replica_version(served_models, job.client)
         state = context.resume
         if state is not None:
@@ -70,9 +70,9 @@ class ResumableStream:
 
     @classmethod
     def of(cls, served_models: ServedModels, context: RequestContext, job: Job) -> ResumableStream | None:
-        """None for a request that asks neither for markers nor for a continuation."""
+        """None if the request asks neither for markers nor for a continuation."""
         if context.resume is not None and not job.stream:
-            raise BadRequest("stream", f"only a stream has a {RESUME_FIELD}")
+            raise BadRequest("stream", f"{RESUME_FIELD} is allowed only with stream: true")
         if not job.stream or not (context.resumable or context.resume):
             return None
         return cls(served_models, context, job)
@@ -90,20 +90,20 @@ class ResumableStream:
         self._cached[prompt] = tokens
 
     def note_pieces(self, pieces: Iterable[Piece]) -> None:
-        """The shape has these pieces, whether or not it writes something now."""
+        """The shape has these pieces, whether or not it writes an event now."""
         for piece in pieces:
             self._characters += piece.num_characters
             self._calls += [(piece.index, id) for id in piece.call_ids]
 
     def group(self, events: bytes, end: bool = False) -> bytes:
-        """The bytes to send for these events."""
+        """Returns the bytes to send for these events."""
         return self._marked(events, end=end) if self.has_markers else events
 
     def failed(self, events: bytes, reply: ErrorReply) -> bytes:
-        """The error event. A peer may continue a stream whose engine died; other errors are the request's."""
+        """The error event. A peer may continue a stream whose engine died; other errors end the request."""
         if not self.has_markers:
             return events
-        self._tokens, self._calls = [], []  # the client has no event of these
+        self._tokens, self._calls = [], []  # the client has no event with these tokens
         return self._marked(events, failure=Failure(reply.status, reply.code or "", reply.status == 503))
 
     def _marked(self, events: bytes, end: bool = False, failure: Failure | None = None) -> bytes:
@@ -123,7 +123,7 @@ class ResumableStream:
     # ── continuing ───────────────────────────────────────────────────────────────────────────────────────
 
     def replay(self, choices: Choices, shape: Writer) -> None:
-        """Bring parsers and shape to where the client is. Raises 409 if they show another text."""
+        """Bring parsers and shape to the client's state. Raises 409 if they show another text."""
         state = self.state
         assert state is not None
         choices.restore(state.cached, {choice: output.calls for choice, output in state.outputs.items()})
@@ -140,7 +140,7 @@ class ResumableStream:
         self._cached = {}
         if self._characters != state.characters:
             message = (
-                f"{RESUME_FIELD}: the tokens give {self._characters} characters here, and the client has "
+                f"{RESUME_FIELD}: the tokens give {self._characters} characters here, but the client has "
                 f"{state.characters}; the stream cannot be continued exactly"
             )
             raise ApiError(409, message, param=RESUME_FIELD, code="not_resumable")
@@ -155,7 +155,7 @@ class ResumableStream:
 
 
 def prompt_seeds(seed: int, prompts: int) -> list[int]:
-    """One for each prompt: equal prompts get different answers."""
+    """One seed for each prompt: equal prompts get different answers."""
     digests = (blake2b(f"{seed}:{number}".encode(), digest_size=8).digest() for number in range(1, prompts))
     return [seed, *(int.from_bytes(digest, "little") >> 1 for digest in digests)]
 
@@ -170,8 +170,8 @@ def _check(state: ResumeState, job: Job, version: str) -> None:
     assert state.head is not None  # checked when it was read
     if state.head.version != version:
         message = (
-            f"{RESUME_FIELD}: the stream is of version {state.head.version}, and this server has {version}; "
-            "another version cannot continue it exactly"
+            f"{RESUME_FIELD}: the stream has version {state.head.version} and this server {version}; "
+            "only a server of the same version can continue it exactly"
         )
         raise ApiError(409, message, param=RESUME_FIELD, code="not_resumable")
     count, vocabulary = len(job.prompts) * job.params.n, job.client.hello.vocab_size
@@ -186,7 +186,7 @@ def _check(state: ResumeState, job: Job, version: str) -> None:
 
 
 def _deltas(output: Output, with_logprobs: bool) -> list[SeqDelta]:
-    """As the engine sent them. Log-probabilities are placeholders: only their number counts."""
+    """The deltas that the engine sent. Log-probabilities are placeholders: only their number counts."""
     chunks = output.chunks()
     deltas = []
     for place, ids in enumerate(chunks):

@@ -1,4 +1,4 @@
-"""What a router asks of a stream: markers in it, or its continuation from a state in the body.
+"""Reads a router's wishes for a stream: markers in it, or its continuation from a state in the body.
 
 Called by `read_body` for every request. Without the two headers nothing changes.
 """
@@ -22,12 +22,21 @@ from ridgeline.server.http.request_context import RequestContext, is_sane_id
 from ridgeline.server.replica.feed import ReplicaFeeds
 from ridgeline.server.served_models import ServedModels
 
-# Their prompts have names in the feed, and their streams can be continued.
-RESUMABLE_PATHS = frozenset({"/v1/chat/completions", "/v1/completions", "/v1/messages", "/v1/responses"})
+# Paths whose prompts have names in the feed, and whose streams can be continued.
+RESUMABLE_PATHS = frozenset(
+    {
+        "/v1/chat/completions",
+        "/v1/completions",
+        "/v1/messages",
+        "/v1/responses",
+        "/api/chat",
+        "/api/generate",
+    }
+)
 
 
 def take_state(request: Request, body: bytes) -> bytes:
-    """The client's own body. What the router asks for is noted in the request's context."""
+    """Returns the client's body, and notes the router's wishes in the request's context."""
     headers, path = request.headers, request.url.path
     if path in RESUMABLE_PATHS and ServedModels.of(request).part(ReplicaFeeds).any_wanted:
         RequestContext.of(request).body = body

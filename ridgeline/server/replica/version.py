@@ -1,4 +1,4 @@
-"""The version of what a server computes: only a server with the same one continues another's stream."""
+"""The version of a server's model, software and settings: a stream continues only on the same version."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from ridgeline.server.served_models import ServedModels
 
 
 class ReplicaEpoch:
-    """Names this server process."""
+    """The id of this server process."""
 
     def __init__(self, served_models: ServedModels) -> None:
         self.value = secrets.token_hex(8)
 
 
 def replica_version(served_models: ServedModels, client: AsyncClient) -> str:
-    """Equal versions: equal requests get equal tokens, and equal tokens become equal events."""
+    """With equal versions, equal requests get equal tokens, and equal tokens become equal events."""
     config, hello, template = served_models.config, client.hello, client.tokenizer.chat_template
     parts = (
         ridgeline.__version__,

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from ridgeline.server.answering.pieces import Piece
-from ridgeline.server.openai_api.bodies import Usage
+from ridgeline.server.openai_api.response_bodies import Usage
 from ridgeline.server.responses_api.bodies import CompactedResponse, CompactionItem, InputText, MessageItem
 from ridgeline.server.responses_api.items import Placed, new_id, sealed
 from ridgeline.server.responses_api.protocol import CompactRequest, ReasoningOptions, ResponseRequest

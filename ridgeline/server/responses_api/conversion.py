@@ -17,8 +17,8 @@ from ridgeline.engine.errors import InvalidRequest
 from ridgeline.models.errors import TemplateError
 from ridgeline.server.errors import ApiError, BadRequest, ErrorReply, reply_to
 from ridgeline.server.http.decoding import decode
-from ridgeline.server.openai_api.bodies import encode
-from ridgeline.server.openai_api.protocol import ChatRequest
+from ridgeline.server.openai_api.request_bodies import ChatRequest
+from ridgeline.server.openai_api.response_bodies import encode
 from ridgeline.server.responses_api.bodies import (
     CompactionItem,
     FunctionCallItem,
@@ -35,19 +35,13 @@ from ridgeline.server.responses_api.protocol import (
     ResponseToolChoice,
 )
 from ridgeline.web.response_tools import NOT_OFFERED, flat_name
+from ridgeline.web.sampling_fields import SAMPLING
 
 T = TypeVar("T")
 
 SAME_NAME = (
-    "temperature",
-    "top_p",
-    "top_k",
-    "min_p",
-    "presence_penalty",
-    "frequency_penalty",
-    "repetition_penalty",
+    *SAMPLING,
     "logit_bias",
-    "seed",
     "stop",
     "ignore_eos",
     "thinking_token_budget",

@@ -11,7 +11,7 @@ import msgspec
 from msgspec import UNSET
 
 from ridgeline.server.answering.job import Job
-from ridgeline.server.openai_api.bodies import encode
+from ridgeline.server.openai_api.response_bodies import encode
 from ridgeline.server.responses_api import protocol
 from ridgeline.server.responses_api.bodies import (
     FunctionTool,

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from ridgeline.server.openai_api.bodies import encode
+from ridgeline.server.openai_api.response_bodies import encode
 from ridgeline.server.responses_api.items import NewId, new_id
 
 _MARK = "\x00"

@@ -9,7 +9,7 @@ from typing import Any, Protocol
 
 from msgspec import UNSET
 
-from ridgeline.server.openai_api.bodies import ChatLogprob
+from ridgeline.server.openai_api.response_bodies import ChatLogprob
 from ridgeline.server.responses_api import bodies
 from ridgeline.server.responses_api.bodies import (
     FunctionCallItem,

@@ -12,6 +12,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import ASGIApp
 
+from ridgeline.replica.response_ids import response_id
 from ridgeline.server.answering.answer import WholeAnswer, answer
 from ridgeline.server.answering.chat_job import chat_job, prompt_tokens
 from ridgeline.server.answering.job import Job
@@ -21,9 +22,11 @@ from ridgeline.server.http.decoding import decode
 from ridgeline.server.http.off_loop import LONG_BYTES, off_loop
 from ridgeline.server.http.read_body import read_body
 from ridgeline.server.http.request_context import RequestContext
-from ridgeline.server.openai_api.bodies import encode
 from ridgeline.server.openai_api.logprobs import TokenNames
+from ridgeline.server.openai_api.response_bodies import encode
+from ridgeline.server.replica.feed import ReplicaFeeds
 from ridgeline.server.replica.stream_request import refuse_continuation
+from ridgeline.server.replica.version import ReplicaEpoch
 from ridgeline.server.responses_api.background import Background, BackgroundRun, Replay
 from ridgeline.server.responses_api.bodies import DeletedResponse, InputTokens, Item, ItemList
 from ridgeline.server.responses_api.compaction import CompactionShape, summary_request, with_instruction
@@ -99,12 +102,17 @@ async def create(request: Request) -> ASGIApp:
         refuse_continuation(context, "the last event has the log-probabilities of all tokens")
     ready = await _prepare(served_models, context, responses, body, len(raw))
     store = responses.store if body.store is not False else None
+    feed = served_models.part(ReplicaFeeds).of(ready.job.served.model) if context.resume is not None else None
+    if store is not None and feed is not None:
+        feed.adopt(ready.shape.body.id)
     if store is not None and body.background:
         return await _begin(served_models, context, responses, store, ready)
 
     async def keep() -> None:
         if store is not None:
             await store.add(ready.shape.body, ready.items)
+            if feed is not None:
+                feed.stored(ready.shape.body.id)
 
     return answer(served_models, context, ready.job, ready.shape, keep=keep)
 
@@ -253,13 +261,24 @@ async def _prepare(
         job, names = _job(served_models, body, items)
         job = dataclasses.replace(job, grammar_field=names.of(job.grammar_field))
         ids = salted_ids(context.salt)
-        first = opening_body(body, job, ids("resp"), context.created, is_stored)
+        id = response_id(ids("resp"), _epoch(served_models, context))
+        first = opening_body(body, job, id, context.created, is_stored)
         names_of_tokens = TokenNames(job.client.tokenizer)
         with_logprobs = LOGPROBS in (body.include or ())
         shape = ResponseShape(first, names_of_tokens, with_logprobs, homes(body.tools), ids)
         return Prepared(job, shape, own)
 
     return await off_loop(size_bytes + history_bytes, work)
+
+
+def _epoch(served_models: ServedModels, context: RequestContext) -> str:
+    """Of the server that began the answer: the id of a continued stream does not change.
+
+    The feed tells routers that this server stores the response (`ReplicaFeed.adopt`).
+    """
+    if context.resume is not None and context.resume.head is not None:
+        return context.resume.head.epoch
+    return served_models.part(ReplicaEpoch).value
 
 
 async def _conversation(

@@ -14,8 +14,8 @@ import msgspec
 
 from ridgeline.server.answering.pieces import Piece
 from ridgeline.server.errors import ErrorReply
-from ridgeline.server.openai_api.bodies import ChatLogprob, Usage
 from ridgeline.server.openai_api.logprobs import TokenNames, chat_logprobs
+from ridgeline.server.openai_api.response_bodies import ChatLogprob, Usage
 from ridgeline.server.parsing.events import ParsedEvent
 from ridgeline.server.responses_api import bodies
 from ridgeline.server.responses_api.bodies import (

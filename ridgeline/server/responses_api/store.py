@@ -16,7 +16,7 @@ from typing import TypeVar
 import msgspec
 
 from ridgeline.server.errors import SERVER, ApiError
-from ridgeline.server.openai_api.bodies import encode
+from ridgeline.server.openai_api.response_bodies import encode
 from ridgeline.server.records.state import StateStore
 from ridgeline.server.responses_api.bodies import Item, ResponseBody, ResponseError
 from ridgeline.server.responses_api.items import Placed

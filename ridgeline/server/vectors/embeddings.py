@@ -15,7 +15,7 @@ from ridgeline.server.errors import ApiError, BadRequest
 from ridgeline.server.http.decoding import decode
 from ridgeline.server.http.off_loop import off_loop
 from ridgeline.server.http.read_body import read_body
-from ridgeline.server.openai_api.bodies import encode
+from ridgeline.server.openai_api.response_bodies import encode
 from ridgeline.server.served_models import Served, ServedModels
 from ridgeline.server.vectors.bodies import Embedding, EmbeddingList, VectorUsage
 from ridgeline.server.vectors.protocol import EmbeddingRequest

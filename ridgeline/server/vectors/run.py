@@ -10,7 +10,7 @@ from starlette.requests import Request
 
 from ridgeline.engine.errors import InvalidRequest, QueueFull
 from ridgeline.engine.link.packed_texts import PackedTexts
-from ridgeline.engine.plan.request import is_background
+from ridgeline.engine.schedule.request import is_background
 from ridgeline.server.answering.running_request import outcome
 from ridgeline.server.errors import DeadlineExceeded
 from ridgeline.server.http.read_body import while_connected

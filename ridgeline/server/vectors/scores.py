@@ -19,7 +19,7 @@ from ridgeline.server.http.decoding import decode
 from ridgeline.server.http.off_loop import off_loop
 from ridgeline.server.http.read_body import read_body
 from ridgeline.server.http.request_context import RequestContext
-from ridgeline.server.openai_api.bodies import encode
+from ridgeline.server.openai_api.response_bodies import encode
 from ridgeline.server.served_models import Served, ServedModels
 from ridgeline.server.vectors.bodies import (
     DocumentText,

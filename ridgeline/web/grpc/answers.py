@@ -1,7 +1,7 @@
-"""From the JSON of the HTTP API to messages of the proto: whole answers, and the events of a stream.
+"""Converts the HTTP API's JSON to messages of the proto: whole answers, and the events of a stream.
 
-Chat and completions, whole and streamed, are read by one set of structs: a field that one of them lacks is
-absent. Fields that are not known are ignored, as other upstreams of a gateway add their own.
+One set of structs reads chat and completions, whole and streamed: a field that one of them lacks is absent.
+Unknown fields are ignored, because other upstreams of a gateway add some.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from ridgeline.web.grpc.fields import FieldNames
 from ridgeline.web.grpc.statuses import ErrorDetail, RpcError, failure
 from ridgeline.web.grpc.v1 import inference_pb2 as pb
 
-MESSAGE_BYTES = 256 << 10  # of the events in one message: clients refuse messages of more than 4 MiB
+MESSAGE_BYTES = 256 << 10  # bytes of the events in one message: clients refuse messages of more than 4 MiB
 
 
 class _Function(msgspec.Struct, frozen=True):
@@ -130,11 +130,11 @@ class StreamReader:
     def __init__(self, names: FieldNames) -> None:
         self.is_done = False
         self._names = names
-        self._rest = b""  # of an event that has not arrived whole
+        self._rest = b""  # bytes of an event that has not arrived completely
 
     def feed(self, data: bytes) -> Iterator[pb.GenerateResponse]:
-        """The events in `data`, as many in one message as its size allows. Raises RpcError for an error,
-        after what came before it.
+        """Yield the events in `data`, as many in one message as its size allows. Raises RpcError for an error
+        event, after the events before it.
         """
         *events, self._rest = (self._rest + data).split(b"\n\n")
         waiting: list[_Answer] = []
@@ -166,7 +166,7 @@ class StreamReader:
 
 
 def _shown(answers: list[_Answer]) -> Iterator[pb.GenerateResponse]:
-    """One message, unless it would show nothing."""
+    """One message, unless it would be empty."""
     if answers:
         response = _response(answers)
         if response.choices or response.HasField("usage"):

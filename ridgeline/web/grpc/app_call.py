@@ -1,7 +1,7 @@
 """AppCall: one HTTP request to an ASGI app in this process, for one RPC.
 
-The app sees a request like any other: headers, a body, a client that may leave. What it sends is queued up to
-a limit, so that the RPC's flow control reaches it: an app that writes to a client that does not read waits.
+The app sees a request like any other: headers, a body, a client that may disconnect. Its output is queued up
+to a limit, so that the RPC's flow control reaches it: the app waits for a client that does not read.
 """
 
 from __future__ import annotations
@@ -19,21 +19,21 @@ from ridgeline.web.grpc.scope import RPC
 
 log = logging.getLogger("ridgeline.web")
 
-QUEUED_BYTES = 64 << 10  # the app waits when more than this waits for the client
+QUEUED_BYTES = 64 << 10  # the app waits while more bytes than this are queued for the client
 
 Headers = Sequence[tuple[bytes, bytes]]
 
 
 class AppCall:
-    """Used as the app's connection too: proxies ask it for room, and are told of a lost client."""
+    """Also serves as the app's connection: a proxy asks it for room, and learns that the client is gone."""
 
     def __init__(self, app: ASGIApp) -> None:
         self.status = 0
         self.headers: dict[str, str] = {}
-        self.is_whole = False  # the app has ended its answer; False after the last piece: it broke off
+        self.is_whole = False  # the app has ended its answer; False after the last piece: incomplete
         self.when_gone: Callable[[], None] | None = None  # set by the app
         self.flow = self.transport = self
-        self.read_paused = False  # the body is here: nothing is read
+        self.read_paused = False  # the body has already arrived
         self.pipeline: tuple[()] = ()
         self._app = app
         self._body: bytes | None = b""
@@ -56,7 +56,7 @@ class AppCall:
         return self._is_gone.is_set()
 
     def abort(self) -> None:
-        """The app gives up on a client that does not read: the answer breaks off."""
+        """The app gives up on a client that does not read: the answer stays incomplete."""
         self._is_gone.set()
         self._has_room.set()
 
@@ -89,7 +89,7 @@ class AppCall:
             await self._news()
 
     async def pieces(self) -> AsyncIterator[bytes]:
-        """The body as the app sends it; what has arrived together comes together."""
+        """Yield the body as the app sends it; pieces that arrived together come together."""
         while True:
             if self._pieces:
                 waiting = b"".join(self._pieces)
@@ -106,9 +106,7 @@ class AppCall:
         return b"".join([piece async for piece in self.pieces()])
 
     def leave(self) -> None:
-        """The client is gone: the app is told, and what it still sends is dropped. After a whole answer, no
-        client is lost.
-        """
+        """The client has disconnected: tell the app, unless its answer is complete, and drop its output."""
         if self._is_gone.is_set() or self._is_over():
             return
         self._is_gone.set()
@@ -128,7 +126,7 @@ class AppCall:
         try:
             await self._app(scope, self._receive, self._send)
         except Exception as error:
-            # The type alone: the message could hold a client's text.
+            # Log only the type: the message could hold a client's text.
             log.error("an RPC's request failed unexpectedly", extra={"kind": type(error).__name__})
         finally:
             asyncio.get_running_loop().call_soon(self._arrived.set)  # the task is done by then
@@ -141,7 +139,7 @@ class AppCall:
         return {"type": "http.disconnect"}
 
     async def _send(self, message: Message) -> None:
-        """Waits only while too much is queued: the gateway writes without waiting where there is room."""
+        """Waits only while too much is queued: the gateway writes without waiting while there is room."""
         if message["type"] == "http.response.start":
             self.status = message["status"]
             self.headers = _texts(message.get("headers", ()))

@@ -1,6 +1,6 @@
-"""From a message of the proto to the path and the JSON body of the HTTP API.
+"""Converts a message of the proto to the path and the JSON body of the HTTP API.
 
-The one place that knows both. Nothing is refused here: a value that JSON does not have, or a text that is no
+The one place that knows both. Nothing is refused here: a value that JSON does not have, or a text that is not
 JSON, is written so that the API refuses it by its name, with the same checks and records as over HTTP.
 """
 
@@ -13,6 +13,7 @@ from typing import Any
 import msgspec
 
 from ridgeline.web.grpc.fields import FieldNames
+from ridgeline.web.sampling_fields import SAMPLING
 
 CHAT, COMPLETIONS, EMBEDDINGS = "/v1/chat/completions", "/v1/completions", "/v1/embeddings"
 
@@ -21,14 +22,7 @@ _NUMBERS = (
     "max_tokens",
     "min_tokens",
     "n",
-    "temperature",
-    "top_p",
-    "top_k",
-    "min_p",
-    "presence_penalty",
-    "frequency_penalty",
-    "repetition_penalty",
-    "seed",
+    *SAMPLING,
     "include_stop_str_in_output",
     "ignore_eos",
     "skip_special_tokens",
@@ -116,7 +110,7 @@ def _sampling(request: Any) -> dict[str, Any]:
 
 
 def _number(value: Any) -> Any:
-    """NaN and infinity are no JSON: written as Python writes them, the API names the field."""
+    """JSON has no NaN and no infinity: write them as Python does, and the API's error names the field."""
     if isinstance(value, float) and not math.isfinite(value):
         return msgspec.Raw(b"NaN" if math.isnan(value) else b"Infinity" if value > 0 else b"-Infinity")
     return value
@@ -143,7 +137,7 @@ def _structure(request: Any, path: str) -> dict[str, Any]:
 
 
 def _json(text: str) -> msgspec.Raw | None:
-    """The text as a part of a body; None if it is no JSON."""
+    """The text as a part of a body; None if it is not JSON."""
     try:
         msgspec.json.decode(text)
     except (msgspec.DecodeError, RecursionError):

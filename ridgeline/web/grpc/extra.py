@@ -1,4 +1,4 @@
-"""Checks of the option `grpc_port` before anything is loaded: its packages are there, its port is free.
+"""Checks the option `grpc_port` before a model is loaded: its packages are installed, its port is free.
 
 Imports none of the packages, so that a start stays quick.
 """
@@ -26,12 +26,12 @@ def require_grpc(option: str = "grpc_port") -> None:
 def _is_there(name: str) -> bool:
     try:
         return find_spec(name) is not None
-    except ModuleNotFoundError:  # its parent is not there
+    except ModuleNotFoundError:  # its parent package is missing
         return False
 
 
 def check_port(host: str, port: int) -> None:
-    """Raises OptionError if the port is taken: before a model is loaded, not after."""
+    """Raises OptionError if the port is in use: before a model is loaded, not after."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     with socket.socket(family, socket.SOCK_STREAM) as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -42,4 +42,4 @@ def check_port(host: str, port: int) -> None:
 
 
 def port_taken(host: str, port: int, why: str) -> OptionError:
-    return OptionError(f"cannot listen for gRPC on {host}:{port}: {why}; choose another with grpc_port")
+    return OptionError(f"cannot listen for gRPC on {host}:{port}: {why}; choose another port with grpc_port")

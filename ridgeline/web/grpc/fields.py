@@ -1,6 +1,6 @@
-"""FieldNames: the names that a request's fields have in the proto, for errors of the HTTP API.
+"""FieldNames: the proto's names of a request's fields, for errors of the HTTP API.
 
-Nearly all are the same. The others are listed when a request is converted.
+Nearly all names are the same. The converted request lists the others.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ _HEAD = re.compile(r"[^.\[]*")
 
 @dataclass(frozen=True, slots=True)
 class FieldNames:
-    """renamed: the body's top-level field → the proto's. whole: those of which the proto knows no parts."""
+    """renamed: the body's top-level field → the proto's. whole: fields without parts in the proto."""
 
     renamed: Mapping[str, str] = field(default_factory=dict)
     whole: frozenset[str] = frozenset()
@@ -26,7 +26,7 @@ class FieldNames:
         return self.renamed.get(head, head) + rest
 
     def in_message(self, message: str, param: str | None) -> str:
-        """Messages begin with the field's name; one that does not is given it."""
+        """Rename the field at the beginning of a message, or add its name."""
         if param is None:
             return message
         name = self.of(param)

@@ -12,37 +12,38 @@ from starlette.types import ASGIApp
 from ridgeline.web.grpc.app_call import AppCall
 
 NAME = health_pb2.DESCRIPTOR.services_by_name["Health"].full_name
-WATCH_S = 0.5  # between two looks of a Watch
+WATCH_S = 0.5  # seconds between two checks of a Watch
 
 _Status = health_pb2.HealthCheckResponse
 
 
 class Health(health_pb2_grpc.HealthServicer):
     def __init__(self, app: ASGIApp, services: frozenset[str]) -> None:
-        """services: the names that may be asked for; an empty one stands for the whole server."""
+        """services: the names that a client may ask for; an empty name means the whole server."""
         self._app = app
         self._services = services | {""}
         self._is_stopping = False
 
     def stop(self) -> None:
-        """From now on NOT_SERVING."""
+        """Report NOT_SERVING from now on."""
         self._is_stopping = True
 
     async def Check(self, request: Any, context: Any) -> Any:
         if request.service not in self._services:
-            await context.abort(grpc.StatusCode.NOT_FOUND, f"no service {request.service[:256]!r} is here")
+            await context.abort(grpc.StatusCode.NOT_FOUND, f"unknown service {request.service[:256]!r}")
         return _Status(status=await self._status())
 
     async def Watch(self, request: Any, context: Any) -> None:
-        """The status at once, and at every change."""
+        """Send the status at once, and at every change."""
         told: int | None = None
         is_known = request.service in self._services
         while True:
+            is_last = self._is_stopping  # before the status, which then tells it
             status = await self._status() if is_known else _Status.SERVICE_UNKNOWN
             if status != told:
                 await context.write(_Status(status=status))
                 told = status
-            if self._is_stopping:
+            if is_last:
                 return
             await asyncio.sleep(WATCH_S)
 

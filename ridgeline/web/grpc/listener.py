@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-os.environ.setdefault("GRPC_VERBOSITY", "NONE")  # its own lines on standard error are not our log's format
+os.environ.setdefault("GRPC_VERBOSITY", "NONE")  # gRPC's lines on standard error do not have our log's format
 
 import grpc
 from grpc_health.v1 import health_pb2_grpc
@@ -25,15 +25,15 @@ from ridgeline.web.grpc.service import SERVICE, Inference
 from ridgeline.web.grpc.v1 import inference_pb2_grpc
 
 LONGEST_DRAIN_S = 86_400.0
-LAST_RECORDS_S = 5.0  # for requests of ended RPCs to be recorded
-KEEPALIVE_S = 60.0  # between pings of an idle connection; one that does not answer is closed
+LAST_RECORDS_S = 5.0  # seconds for the requests of ended RPCs to be recorded
+KEEPALIVE_S = 60.0  # between pings of an idle connection; a connection without an answer is closed
 
 
 @dataclass(frozen=True, slots=True)
 class RpcLimits:
-    message_bytes: int  # of a request
+    message_bytes: int  # largest message of a request
     metadata_bytes: int
-    concurrent: int  # RPCs; further ones get RESOURCE_EXHAUSTED
+    concurrent: int  # concurrent RPCs; further ones get RESOURCE_EXHAUSTED
 
 
 class GrpcServer:
@@ -70,7 +70,7 @@ class GrpcServer:
         self._server = server
 
     def drain(self) -> None:
-        """Accept no further connection or RPC; running ones go on until `stop`."""
+        """Accept no further connection or RPC; running ones continue until `stop`."""
         self._health.stop()
         if self._server is not None and self._draining is None:
             self._draining = asyncio.create_task(self._server.stop(LONGEST_DRAIN_S))
@@ -93,7 +93,7 @@ class GrpcServer:
 
 
 class _PemFiles:
-    """The certificate's files; every handshake uses what they hold then."""
+    """Credentials from the certificate's files, which every handshake reads if they have changed."""
 
     def __init__(self, certfile: Path, keyfile: Path) -> None:
         self._paths = (certfile.expanduser(), keyfile.expanduser())
@@ -103,11 +103,11 @@ class _PemFiles:
         return grpc.dynamic_ssl_server_credentials(_configuration(self._read), self._changed)
 
     def _changed(self) -> Any:
-        """A new configuration, or None to keep the last one; called by gRPC's threads."""
+        """A new configuration, or None to keep the last one. gRPC's threads call it."""
         try:
             pair = self._pair()
         except OSError:
-            return None  # being replaced
+            return None  # the files are being replaced
         if pair == self._read:
             return None
         self._read = pair

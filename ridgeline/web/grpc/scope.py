@@ -1,4 +1,4 @@
-"""The ASGI scope's key for requests that came as an RPC. Imports nothing, as handlers of HTTP read it too."""
+"""The ASGI scope's key for requests that came as an RPC. Imports nothing: handlers of HTTP read it too."""
 
 from __future__ import annotations
 

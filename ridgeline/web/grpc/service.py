@@ -1,7 +1,7 @@
 """Inference: the service's methods, each as one request to the app of the HTTP API.
 
-The app checks the key, the fields and the limits, and records the request; this module converts. An RPC that
-is cancelled, or whose deadline passes, is a client that has left: the app frees what the request held.
+The app checks the key, the fields and the limits, and records the request; this module converts. A cancelled
+RPC, or one whose deadline passes, is a client that has disconnected: the app frees what the request held.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ from ridgeline.web.grpc.v1 import inference_pb2, inference_pb2_grpc
 T = TypeVar("T")
 
 SERVICE = inference_pb2.DESCRIPTOR.services_by_name["Inference"].full_name
-LONG_BYTES = 64 << 10  # a larger message is converted in a thread: it would delay all streams
-# Metadata that does not apply to the request inside: set by this module, or only between servers.
+LONG_BYTES = 64 << 10  # a larger message is converted in a thread, so that it does not delay all streams
+# Metadata that is not passed on: set by this module, or only meant between servers.
 NOT_PASSED_ON = frozenset(("host", "origin", "connection", "te", "transfer-encoding", "accept-encoding"))
 NOT_PASSED_PREFIXES = ("grpc-", "content-", "x-ridgeline-resum", ":")
 # Headers of the answer that become metadata.
@@ -36,7 +36,7 @@ PASSED_BACK_PREFIXES = ("x-ridgeline-", "x-ratelimit-", "anthropic-ratelimit-")
 class Inference(inference_pb2_grpc.InferenceServicer):
     def __init__(self, app: ASGIApp) -> None:
         self._app = app
-        self._running: set[asyncio.Task[None]] = set()  # requests inside, until they have been recorded
+        self._running: set[asyncio.Task[None]] = set()  # HTTP requests of RPCs, until they have been recorded
 
     async def Generate(self, request: Any, context: Any) -> None:
         asked = await _converted(request, lambda: bodies.generate(request, stream=True))
@@ -120,7 +120,7 @@ def _readable(messages: Iterator[T]) -> Iterator[T]:
 
 
 def _unreadable(error: Exception) -> RpcError:
-    """Of an upstream that is no server of ours: its answer is not what the API defines."""
+    """The error for an answer that the API does not define, from another upstream of a gateway."""
     return RpcError(grpc.StatusCode.INTERNAL, f"the answer cannot be read: {error}")
 
 

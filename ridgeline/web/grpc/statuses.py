@@ -1,4 +1,4 @@
-"""From an error of the HTTP API to a gRPC status with details, as google.rpc defines them.
+"""Converts an error of the HTTP API to a gRPC status with details, as google.rpc defines them.
 
 The status code comes from the HTTP status; an error inside a stream has none, so its code or type decides.
 Details: ErrorInfo (the API's code), BadRequest (the field), RetryInfo (when to send it again).
@@ -58,7 +58,7 @@ _BY_NAME = {
 
 
 class ErrorDetail(msgspec.Struct, frozen=True):
-    """What stands under `error` in a body or an event; other upstreams leave some of it out."""
+    """The object `error` of a body or an event; other upstreams leave some fields out."""
 
     message: str = ""
     type: str | None = None
@@ -80,12 +80,12 @@ class RpcError(Exception):
 
 
 def broken_off() -> RpcError:
-    """The answer ended without its end: never reported as success."""
-    return RpcError(_Code.UNAVAILABLE, "the answer broke off before it was complete; send the request again")
+    """The answer is incomplete: never reported as success."""
+    return RpcError(_Code.UNAVAILABLE, "the answer ended before it was complete; send the request again")
 
 
 def refusal(status: int, body: bytes, headers: Mapping[str, str], names: FieldNames) -> RpcError:
-    """For an HTTP answer that is an error."""
+    """The status for an HTTP error answer."""
     if not status:
         return broken_off()
     try:
@@ -96,7 +96,7 @@ def refusal(status: int, body: bytes, headers: Mapping[str, str], names: FieldNa
 
 
 def failure(told: ErrorDetail, names: FieldNames) -> RpcError:
-    """For an error event in a stream."""
+    """The status for an error event in a stream."""
     status = next((_BY_NAME[name] for name in (told.code, told.type) if name in _BY_NAME), 500)
     return _error(status, told, names, "")
 
@@ -119,7 +119,7 @@ def _error(status: int, told: ErrorDetail, names: FieldNames, retry_after: str) 
         retry = error_details_pb2.RetryInfo()
         retry.retry_delay.seconds = retry_s
         details.append(retry)
-        # Read by a client with a retry policy; the number below by a person.
+        # For a client with a retry policy; the number below is for people.
         trailers += [("grpc-retry-pushback-ms", str(1000 * retry_s)), ("retry-after", str(retry_s))]
     rich = status_pb2.Status(code=code.value[0], message=message, details=[_packed(one) for one in details])
     trailers.append(("grpc-status-details-bin", rich.SerializeToString()))

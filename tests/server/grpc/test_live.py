@@ -88,7 +88,7 @@ async def test_a_deadline_ends_the_request_on_the_server_too(
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def engine(smollm2_path: Path) -> AsyncIterator[AsyncClient]:
-    """An engine of its own: two requests at a time, long prompts in many steps, no cached prefixes."""
+    """A separate engine: two requests at a time, long prompts in many steps, no cached prefixes."""
     flags = {"max_running": 2, "prefill_chunk": 8, "prefix_cache": False, "kv_tokens": 8192}
     async with await AsyncClient.start(str(smollm2_path), **flags) as client:
         yield client

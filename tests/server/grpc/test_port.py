@@ -21,6 +21,7 @@ from ridgeline.options import OptionError
 from ridgeline.server.config import ServerConfig
 from ridgeline.server.process.main import check
 from ridgeline.server.process.rpc import grpc_server
+from ridgeline.web.grpc.health import Health
 from ridgeline.web.grpc.v1 import inference_pb2
 from ridgeline.web.grpc.v1.inference_pb2_grpc import InferenceStub
 from tests.certificates import RSA_KEY, Authority
@@ -91,6 +92,22 @@ async def test_a_watch_ends_with_not_serving_when_the_port_closes() -> None:
         await asyncio.wait_for(stopping, PATIENCE_S)
 
 
+async def test_a_watch_tells_a_stop_that_comes_while_it_asks() -> None:
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        health.stop()
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+        await send({"type": "http.response.body", "body": b"{}"})
+
+    class Context:
+        async def write(self, message: Any) -> None:
+            told.append(message.status)
+
+    told: list[int] = []
+    health = Health(app, frozenset())
+    await asyncio.wait_for(health.Watch(health_pb2.HealthCheckRequest(), Context()), PATIENCE_S)
+    assert told == [SERVING, NOT_SERVING]
+
+
 async def test_reflection_describes_the_services() -> None:
     async with channel_to(Stage()) as channel:
         stub = reflection_pb2_grpc.ServerReflectionStub(channel)
@@ -133,7 +150,7 @@ async def test_tls_uses_the_files_as_they_are_at_each_handshake(tmp_path: Path) 
 
 async def _greeted(port: int, trusted: Authority) -> str:
     credentials = grpc.ssl_channel_credentials(trusted.file.read_bytes())
-    # Without a pool of its own, a channel would take over the connection of the one before.
+    # Without its own pool, a channel would reuse the connection of the previous one.
     options = [("grpc.use_local_subchannel_pool", 1)]
     async with grpc.aio.secure_channel(f"127.0.0.1:{port}", credentials, options) as channel:
         answer = await InferenceStub(channel).GenerateWhole(HELLO, timeout=PATIENCE_S)

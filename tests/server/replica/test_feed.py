@@ -34,11 +34,12 @@ from ridgeline.server.process.main import http_server
 from ridgeline.server.served_models import Model
 from ridgeline.telemetry.metrics import ServerMetrics
 from tests.conftest import await_ready, start_server
+from tests.patience import PATIENCE_S
 from tests.server.conftest import VectorServer
 from tests.server.scripted_client import ScriptedSupervisor
 from tests.server.stage import CHAT, Stage
 
-LIMIT_S = 60.0
+LIMIT_S = PATIENCE_S
 
 
 class Reader:

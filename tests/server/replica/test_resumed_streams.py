@@ -1,8 +1,9 @@
-"""A stream that is cut and continued by a second server is the same as an undisturbed one, byte for byte."""
+"""A stream that a second server continues equals an uninterrupted one, byte for byte."""
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import re
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -14,16 +15,24 @@ import pytest
 import pytest_asyncio
 
 from ridgeline.engine.client.client import AsyncClient
+from ridgeline.replica.messages import Load, Started
 from ridgeline.replica.resume import RESUMABLE_HEADER, Finish, Output, ResumeState, with_state
+from ridgeline.server.config import ServerConfig
+from ridgeline.server.records.state import StateStore
+from ridgeline.server.replica.feed import ReplicaFeeds
+from ridgeline.server.served_models import Model, ServedModels
+from ridgeline.telemetry.metrics import ServerMetrics
 from tests.server.replica.resuming import (
     CONTINUED,
     comparable,
     continued,
     cuts,
     marked,
+    over,
     read,
     server_over,
 )
+from tests.server.scripted_client import ScriptedSupervisor
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
@@ -122,6 +131,23 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
         },
     ),
     "message": (MESSAGES, {**ASK, "model": "m", "stop_sequences": ["Garonne"]}),
+    "ollama chat": (
+        "/api/chat",
+        {"model": "m", "messages": ASK["messages"], "options": {"temperature": 0, "num_predict": 24}},
+    ),
+    "ollama text, sampled": (
+        "/api/generate",
+        {"model": "m", "prompt": WRITE["prompt"], "options": {"temperature": 0.9, "num_predict": 20}},
+    ),
+    "ollama chat with a schema": (
+        "/api/chat",
+        {
+            "model": "m",
+            "messages": ASK["messages"],
+            "format": SCHEMA["json_schema"]["schema"],  # type: ignore[index]
+            "options": {"temperature": 0.8, "num_predict": 60},
+        },
+    ),
 }
 
 
@@ -189,6 +215,34 @@ async def test_a_stream_continued_twice_equals_an_undisturbed_one(
     assert comparable(b"".join(group.events for group in shown)) == comparable(stream.events)
 
 
+async def test_the_feed_tells_which_server_stores_a_continued_response(
+    first: httpx.AsyncClient, engine: AsyncClient, tmp_path: Path
+) -> None:
+    path, body = CASES["response"]
+    stream = await marked(first, path, body)
+    model = Model(("m",), ScriptedSupervisor(engine), ServerMetrics("m"))  # type: ignore[arg-type]
+    served = ServedModels(ServerConfig(), [model], StateStore(tmp_path))
+    feed = served.part(ReplicaFeeds).of(model)
+    async with contextlib.aclosing(feed.lines("", 0)) as lines, over(served) as second:
+        started = (await anext(lines))[0]
+        assert isinstance(started, Started)
+        assert started.adopted == ()
+        await anext(lines)
+        tail = await continued(second, path, msgspec.json.encode(body), stream.state(3))
+        ids = [re.findall(rb'"id":"(resp_[0-9a-f]{48})"', one) for one in (stream.events, tail.events)]
+        assert set(ids[0]) == set(ids[1])  # the client keeps the id that it has
+        id = ids[0][0].decode()
+        loads = [line for line in await anext(lines) if isinstance(line, Load)]
+        assert [line.adopted for line in loads] == [(id,)]
+        loads = [line for line in await anext(lines) if isinstance(line, Load)]
+        assert [line.adopted for line in loads] == [()]
+        async with contextlib.aclosing(feed.lines("", 0)) as later:
+            assert (await anext(later))[0].adopted == (id,)  # type: ignore[union-attr]
+        more = {"input": "And one more?", "previous_response_id": id, "max_output_tokens": 2}
+        answer = await second.post(path, json=more)
+        assert (answer.status_code, answer.json()["previous_response_id"]) == (200, id)
+
+
 async def test_a_continuation_without_markers_is_plain_events(
     first: httpx.AsyncClient, second: httpx.AsyncClient
 ) -> None:
@@ -216,7 +270,7 @@ async def test_what_cannot_be_continued_is_refused_with_the_reason(
     assert state.head is not None
     async with server_over(engine, reasoning_parser="none") as other:
         status, message = await refusal(other, path, body, state)
-        assert (status, "another version" in message) == (409, True)
+        assert (status, "same version" in message) == (409, True)
     assert await refusal(first, path, body, ResumeState()) == (
         400,
         "ridgeline_resume: has no head: send the request again without a state",
@@ -235,7 +289,7 @@ async def test_what_cannot_be_continued_is_refused_with_the_reason(
         status, message = await refusal(first, path, body, wrong)
         assert (status, reason in message) == (400, True), message
     status, message = await refusal(first, path, {**body, "stream": False, "stream_options": None}, state)
-    assert (status, "only a stream" in message) == (400, True)
+    assert (status, "allowed only with stream" in message) == (400, True)
     status, message = await refusal(first, "/tokenize", {"prompt": "hello"}, state)
     assert (status, "cannot be continued" in message) == (400, True)
     status, message = await refusal(

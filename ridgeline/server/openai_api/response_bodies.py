@@ -24,6 +24,8 @@ class Timing(msgspec.Struct, frozen=True):
     tpot_ms: float | None
     inference_ms: float | None
     preemptions: int
+    drafted_tokens: int = 0  # guesses verified, and those that were right
+    accepted_tokens: int = 0
 
 
 class CompletionTokensDetails(msgspec.Struct, frozen=True):
