@@ -17,7 +17,7 @@ class GatewayConfig:
     host: str = option("127.0.0.1", "address to listen on; 0.0.0.0 for every interface")
     port: int = option(8080, "port to listen on; 0 picks a free one")
     grpc_port: int | None = option(
-        None, "also serve gRPC, on this port; 0 picks a free one; needs ridgeline[grpc]; default: off"
+        None, "also serve gRPC on this port (needs ridgeline[grpc]); 0 picks a free one; default: off"
     )
     ssl_certfile: Path | None = option(
         None, "PEM file of the certificate and its chain, to serve https; reloaded when it changes"
@@ -26,6 +26,9 @@ class GatewayConfig:
     workers: int = option(1, "worker processes; more than one needs [redis] for exact limits")
     state_dir: Path | None = option(
         None, "directory for keys, ledger and write-ahead files; default: ~/.local/state/ridgeline/gateway"
+    )
+    region: str = option(
+        "", "region of this gateway: an upstream of kind fleet prefers replicas there, then the nearest"
     )
     require_keys: bool = option(True, "false: serve requests without a key; only on a loopback address")
     allowed_hosts: tuple[str, ...] = option(

@@ -18,7 +18,7 @@ from ridgeline.gateway.caching.config import CacheConfig
 from ridgeline.gateway.dialects.config import DialectConfig
 from ridgeline.gateway.gateway_config import GatewayConfig
 from ridgeline.gateway.guard.config import GuardConfig
-from ridgeline.gateway.limits.config import RedisConfig
+from ridgeline.gateway.limits.redis_config import RedisConfig
 from ridgeline.gateway.observe.config import ObserveConfig
 from ridgeline.gateway.routing.config import EmbeddingsConfig, RouteConfig, RuleConfig
 from ridgeline.gateway.tenants.config import StoreConfig

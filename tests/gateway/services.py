@@ -7,10 +7,8 @@ without these the tests skip, and say so.
 
 from __future__ import annotations
 
-import contextlib
 import glob
 import os
-import secrets
 import shutil
 import signal
 import socket
@@ -23,21 +21,12 @@ from pathlib import Path
 
 import pytest
 
-START_S = 30.0
-# Below those that the kernel gives to a request for any port: none is taken while its service is stopped.
-PORTS = range(20_000, 32_000)
-
-
-def service_port() -> int:
-    while True:
-        port = secrets.choice(PORTS)
-        with socket.socket() as found, contextlib.suppress(OSError):
-            found.bind(("127.0.0.1", port))
-            return port
+from tests.patience import PATIENCE_S
+from tests.ports import free_port
 
 
 def _wait_for_port(port: int, process: subprocess.Popen[bytes], what: str) -> None:
-    until = time.monotonic() + START_S
+    until = time.monotonic() + PATIENCE_S
     while time.monotonic() < until:
         if process.poll() is not None:
             raise RuntimeError(f"{what} ended at once with {process.returncode}")
@@ -46,7 +35,7 @@ def _wait_for_port(port: int, process: subprocess.Popen[bytes], what: str) -> No
             if probe.connect_ex(("127.0.0.1", port)) == 0:
                 return
         time.sleep(0.02)
-    raise RuntimeError(f"{what} did not listen within {START_S:g} s")
+    raise RuntimeError(f"{what} did not listen within {PATIENCE_S:g} s")
 
 
 class OwnRedis:
@@ -56,7 +45,7 @@ class OwnRedis:
         program = shutil.which("redis-server")
         if program is None:
             pytest.skip("redis-server is not installed (Debian: redis-server)")
-        self._program, self.port = program, service_port()
+        self._program, self.port = program, free_port()
         self._process: subprocess.Popen[bytes] | None = None
         self.start()
 
@@ -102,7 +91,7 @@ class OwnPostgres:
         programs = sorted(glob.glob("/usr/lib/postgresql/*/bin/postgres"))
         if not programs:
             pytest.skip("PostgreSQL's server is not installed (Debian: postgresql)")
-        self._bin, self.port = Path(programs[-1]).parent, service_port()
+        self._bin, self.port = Path(programs[-1]).parent, free_port()
         self._folder = Path(tempfile.mkdtemp(prefix="ridgeline-postgres-"))
         self._as_user: list[str] = []
         if os.getuid() == 0:  # PostgreSQL refuses to run as root
@@ -162,7 +151,7 @@ class OwnPostgres:
         shutil.rmtree(self._folder, ignore_errors=True)
 
     def _until_ready(self) -> None:
-        until = time.monotonic() + START_S
+        until = time.monotonic() + PATIENCE_S
         asked = [str(self._bin / "pg_isready"), "-q", "-h", "127.0.0.1", "-p", str(self.port)]
         while subprocess.run(asked, check=False).returncode != 0:
             if self._process is None or self._process.poll() is not None or time.monotonic() > until:

@@ -50,7 +50,7 @@ class Staged:
 
     def client(self, secret: str) -> httpx.AsyncClient:
         headers = {"authorization": f"Bearer {secret}"} if secret else {}
-        return httpx.AsyncClient(base_url=self.url, headers=headers, timeout=30)
+        return httpx.AsyncClient(base_url=self.url, headers=headers, timeout=PATIENCE_S)
 
     async def new_key(self, **fields: Any) -> tuple[Key, str]:
         """A key beside the first, known to the worker when this returns."""
@@ -65,6 +65,11 @@ class Staged:
                 await asyncio.sleep(0.02)
         assert len(found) == count, found
         return found
+
+    async def upstream_is_idle(self) -> None:
+        async with asyncio.timeout(PATIENCE_S):
+            while self.mock.running:
+                await asyncio.sleep(0.002)
 
     def written_rows(self) -> list[dict[str, Any]]:
         return _rows(self.parts.settings.state_dir / "ledger.sqlite")

@@ -14,6 +14,7 @@ from openai import AsyncOpenAI
 from ridgeline.gateway.accounting.ledger import Ledger
 from ridgeline.gateway.tenants.keys import Limits
 from tests.gateway.batch_budget_stage import DOLLAR, booked, chat, completed, lines
+from tests.gateway.limits.shared_redis import PATIENT
 from tests.gateway.object_stage import batch_line, ended, our_server, submit, upload
 from tests.gateway.stage import CHAT, Staged, asking, staged
 from tests.patience import PATIENCE_S
@@ -28,7 +29,7 @@ SAYS = say("ten tokens")
 def limits_in(request: pytest.FixtureRequest, redis_url: str) -> dict[str, Any]:
     if request.param == "memory":
         return {}
-    return {"redis": {"url": redis_url, "prefix": f"test:{request.node.name}", "timeout_ms": 5000}}
+    return {"redis": {"url": redis_url, "prefix": f"test:{request.node.name}", **PATIENT}}
 
 
 @asynccontextmanager
@@ -176,7 +177,7 @@ async def test_a_ledger_that_does_not_answer_delays_no_start(
         await submit(stage.http, lines(2, max_tokens=45))
         secret = stage.secret
         monkeypatch.setattr(Ledger, "spent", spent)
-        values["redis"] = {"url": redis_url, "prefix": f"test:{secret}", "timeout_ms": 5000}
+        values["redis"] = {"url": redis_url, "prefix": f"test:{secret}", **PATIENT}
         async with (
             asyncio.timeout(PATIENCE_S),
             staged(tmp_path, values) as again,

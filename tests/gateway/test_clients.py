@@ -66,12 +66,12 @@ async def before_a_script(
 
 def of_openai(gateway: Staged, secret: str | None = None) -> openai.AsyncOpenAI:
     key = gateway.secret if secret is None else secret
-    return openai.AsyncOpenAI(base_url=f"{gateway.url}/v1", api_key=key, max_retries=0, timeout=60)
+    return openai.AsyncOpenAI(base_url=f"{gateway.url}/v1", api_key=key, max_retries=0, timeout=PATIENCE_S)
 
 
 def of_anthropic(gateway: Staged, secret: str | None = None) -> anthropic.AsyncAnthropic:
     key = gateway.secret if secret is None else secret
-    return anthropic.AsyncAnthropic(base_url=gateway.url, api_key=key, max_retries=0, timeout=60)
+    return anthropic.AsyncAnthropic(base_url=gateway.url, api_key=key, max_retries=0, timeout=PATIENCE_S)
 
 
 async def test_a_real_model_answers_both_sdks_and_the_books_are_its_own(

@@ -37,7 +37,9 @@ async def test_half_open_heads_of_one_address_reset_no_other_client(
     from ridgeline.gateway.settings import to_json
 
     mock = await MockUpstream().start()
-    settings = settings_for(tmp_path, mock, {"gateway": {"max_connections": 1000}})
+    settings = settings_for(
+        tmp_path, mock, {"gateway": {"max_connections": 1000, "head_timeout_s": 10 * PATIENCE_S}}
+    )
     settings.state_dir.mkdir(parents=True)
     _, secret = await make_key(settings)
     with socket.create_server(("127.0.0.1", 0), backlog=1024) as listener:

@@ -22,12 +22,12 @@ from tests.gateway.steady_load import steady_load
 from tests.gateway.test_processes import Gateway, streamed
 from tests.patience import PATIENCE_S
 
-LONG = "mock_out4000_pace20"  # eighty seconds: longer than a start on a busy machine
+LONG = "mock_out30000_pace20"  # ten minutes: longer than a start on a busy machine
 
 
 @pytest.fixture
 def gateway(tmp_path: Path) -> Iterator[Gateway]:
-    running = Gateway(tmp_path, drain_s=60.0)
+    running = Gateway(tmp_path, drain_s=600.0)
     yield running
     running.end()
 
@@ -37,7 +37,7 @@ def workers(gateway: Gateway) -> dict[str, Any]:
     return found
 
 
-def until(condition: Callable[[], bool], within_s: float = 60.0) -> None:
+def until(condition: Callable[[], bool], within_s: float = PATIENCE_S) -> None:
     end = time.monotonic() + within_s
     while not condition():
         assert time.monotonic() < end
@@ -88,7 +88,7 @@ def test_a_new_connection_does_not_wait_for_a_worker_that_drains(gateway: Gatewa
     streamed(http, LONG, lines)
     gateway.write_config(model="fast", target="mock/mock_out3")
     assert gateway.admin("POST", "/admin/reload").status_code == 200
-    fresh = httpx.post(gateway.url + CHAT, json=asking("fast"), headers=http.headers, timeout=30)
+    fresh = httpx.post(gateway.url + CHAT, json=asking("fast"), headers=http.headers, timeout=PATIENCE_S)
     assert fresh.json()["usage"]["completion_tokens"] == 3
     assert "end" not in lines, "answered while the old worker still streams"
     leaving = [name for name in workers(gateway) if name != "0"]
@@ -113,9 +113,9 @@ def test_limits_are_not_reset_by_a_reload(gateway: Gateway) -> None:
     url, began = gateway.url + CHAT, time.monotonic()
 
     def ask() -> httpx.Response:
-        return httpx.post(url, json=asking("mock_out1"), headers=headers, timeout=30)
+        return httpx.post(url, json=asking("mock_out1"), headers=headers, timeout=PATIENCE_S)
 
-    with httpx.Client(headers=headers, base_url=gateway.url, timeout=30) as http:
+    with httpx.Client(headers=headers, base_url=gateway.url, timeout=PATIENCE_S) as http:
         assert ask().status_code == 200
         with http.stream("POST", CHAT, json=asking(LONG, stream=True)):
             for _ in range(2):  # the counts pass on twice
@@ -140,7 +140,7 @@ def test_streams_that_outlive_the_drain_end_with_an_error_of_their_dialect(tmp_p
         began = threading.Semaphore(0)
 
         def read(path: str) -> None:
-            body = {"model": "mock_out4000_pace20", "stream": True, **bodies[path]}
+            body = {"model": LONG, "stream": True, **bodies[path]}
             with http.stream("POST", path, json=body) as answer:
                 texts[path] = ""
                 for piece in answer.iter_text():
@@ -152,7 +152,7 @@ def test_streams_that_outlive_the_drain_end_with_an_error_of_their_dialect(tmp_p
             thread.start()
         until(lambda: len(texts) == 3)
         for _ in bodies:
-            began.acquire(timeout=30)
+            assert began.acquire(timeout=PATIENCE_S)
         whole: list[httpx.Response] = []
         late = asking("mock_late60000")
         waiting = threading.Thread(target=lambda: whole.append(http.post(CHAT, json=late)))
@@ -160,8 +160,8 @@ def test_streams_that_outlive_the_drain_end_with_an_error_of_their_dialect(tmp_p
         until(lambda: (workers(gateway).get("0") or {}).get("under_way") == 4)
         gateway.process.send_signal(signal.SIGTERM)
         for thread in [*threads, waiting]:
-            thread.join(30)
-        assert gateway.process.wait(30) == 0
+            thread.join(PATIENCE_S)
+        assert gateway.process.wait(PATIENCE_S) == 0
         last = {path: text.strip().split("\n\n")[-1] for path, text in texts.items()}
         assert json.loads(last[CHAT].removeprefix("data: "))["error"]["code"] == "shutting_down"
         assert last["/v1/messages"].startswith("event: error\n")

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
-import time
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +13,6 @@ import pytest
 from tests.gateway.scripted_upstream import Answer, Asked, always, whole
 from tests.gateway.stage import CHAT, asking, staged
 from tests.gateway.test_trust import ANSWER, scripted
-from tests.patience import PATIENCE_S
 
 HEAD = b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\ntransfer-encoding: chunked\r\n\r\n"
 
@@ -37,7 +35,7 @@ async def cut_in_an_event(asked: Asked, writer: asyncio.StreamWriter) -> None:
 async def silent_after_one(asked: Asked, writer: asyncio.StreamWriter) -> None:
     writer.write(HEAD + chunk(event("one")))
     await writer.drain()
-    await asyncio.sleep(30)
+    await asyncio.sleep(600)
 
 
 def events_of(text: str) -> list[Any]:
@@ -54,7 +52,7 @@ async def test_the_error_after_half_an_event_is_an_event_of_its_own(tmp_path: Pa
 
 
 async def test_a_stream_whose_time_is_up_says_so(tmp_path: Path) -> None:
-    gateway = {"request_timeout_s": 0.3}
+    gateway = {"request_timeout_s": 1.0}
     async with scripted(tmp_path, silent_after_one, gateway=gateway) as (stage, _):
         text = (await stage.http.post(CHAT, json=asking(stream=True))).text
         assert events_of(text)[-1]["error"]["code"] == "upstream_timeout"
@@ -119,10 +117,7 @@ async def test_a_client_that_leaves_after_a_large_body_frees_the_upstream(tmp_pa
         while not stage.mock.running:
             await asyncio.sleep(0.005)
         writer.close()
-        left = time.monotonic()
-        while stage.mock.running:
-            assert time.monotonic() - left < PATIENCE_S
-            await asyncio.sleep(0.002)
+        await stage.upstream_is_idle()
         (row,) = await stage.rows(1)
         assert row["outcome"] == "client_gone"
 

@@ -129,7 +129,7 @@ async def test_a_cancelled_rpc_aborts_its_upstream_and_is_billed_what_it_used(
         assert (row["outcome"], row["status"]) == ("client_gone", 499)
         (book,) = stage.mock.books.values()
         assert row["tokens_out"] == book.tokens_out
-        assert not stage.parts.deadlines.live
+        await until(lambda: not stage.parts.deadlines.live)
 
 
 async def test_embeddings_pass(tmp_path: Path) -> None:
@@ -151,7 +151,7 @@ async def test_health_follows_the_gateway_s_readiness(tmp_path: Path) -> None:
 
 @pytest.fixture
 def gateway(tmp_path: Path) -> Iterator[Gateway]:
-    running = Gateway(tmp_path, "grpc_port = 0", drain_s=60.0)
+    running = Gateway(tmp_path, "grpc_port = 0", drain_s=PATIENCE_S)
     yield running
     running.end()
 

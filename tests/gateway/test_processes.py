@@ -20,13 +20,11 @@ from ridgeline.cli.main import main
 from tests.gateway.stage import CHAT, asking
 from tests.patience import PATIENCE_S
 
-START_S = 60.0
-
 
 class Gateway:
     """`ridgeline gateway` before a mock upstream, both in separate processes."""
 
-    def __init__(self, folder: Path, *lines: str, drain_s: float = 10.0) -> None:
+    def __init__(self, folder: Path, *lines: str, drain_s: float = PATIENCE_S) -> None:
         self.folder, self.drain_s = folder, drain_s
         self.mock = subprocess.Popen(
             [sys.executable, "-m", "tests.gateway.mock_upstream", "--port", "0"], stdout=subprocess.PIPE
@@ -56,7 +54,7 @@ class Gateway:
         )
         assert self.process.stdout is not None
         self.printed = b""
-        until = time.monotonic() + START_S
+        until = time.monotonic() + PATIENCE_S
         while b"serving on" not in self.printed:
             line = self.process.stdout.readline()
             assert line, self.process.stderr.read().decode()  # type: ignore[union-attr]
@@ -71,13 +69,19 @@ class Gateway:
         key = (self.folder / "state" / "admin-key").read_text().strip()
         options = {} if method == "GET" else {"json": body}
         return httpx.request(
-            method, self.admin_url + path, headers={"authorization": f"Bearer {key}"}, timeout=120, **options
+            method,
+            self.admin_url + path,
+            headers={"authorization": f"Bearer {key}"},
+            timeout=PATIENCE_S,
+            **options,
         )
 
     def client(self) -> httpx.Client:
         """With its own key, once a worker knows it."""
         secret = self.admin("POST", "/admin/keys", name="test").json()["secret"]
-        http = httpx.Client(base_url=self.url, headers={"authorization": f"Bearer {secret}"}, timeout=30)
+        http = httpx.Client(
+            base_url=self.url, headers={"authorization": f"Bearer {secret}"}, timeout=PATIENCE_S
+        )
         until = time.monotonic() + PATIENCE_S
         while http.get("/v1/models").status_code != 200:
             assert time.monotonic() < until
@@ -144,9 +148,9 @@ def test_sigterm_lets_a_stream_finish_and_its_row_is_written(gateway: Gateway) -
     lines: list[str] = []
     thread = streamed(http, "mock_out60_pace20", lines)
     gateway.process.send_signal(signal.SIGTERM)
-    thread.join(30)
+    thread.join(PATIENCE_S)
     assert lines[-2:] == ["data: [DONE]", "end"]
-    assert gateway.process.wait(30) == 0
+    assert gateway.process.wait(PATIENCE_S) == 0
     gateway.start()
     (book,) = (one for one in gateway.books().values() if one["tokens_out"] == 60)
     rows = {row["group"]["outcome"]: row for row in gateway.usage()["data"]}
@@ -156,13 +160,13 @@ def test_sigterm_lets_a_stream_finish_and_its_row_is_written(gateway: Gateway) -
 def test_a_worker_that_dies_is_started_again_and_its_request_is_booked(gateway: Gateway) -> None:
     http = gateway.client()
     lines: list[str] = []
-    thread = streamed(http, "mock_out500_pace20", lines)
+    thread = streamed(http, "mock_out20000_pace20", lines)
     pid = gateway.process.pid
     (worker,) = map(int, Path(f"/proc/{pid}/task/{pid}/children").read_text().split())
     uploads = gateway.folder / "state" / "uploads" / f"0-{worker}"
     uploads.mkdir(parents=True)
     os.kill(worker, signal.SIGKILL)
-    thread.join(30)
+    thread.join(PATIENCE_S)
     assert lines[-1] != "end", "a stream that broke must not look whole"
     until = time.monotonic() + PATIENCE_S
     while True:  # until the next worker answers
@@ -173,7 +177,7 @@ def test_a_worker_that_dies_is_started_again_and_its_request_is_booked(gateway: 
             pass
         assert time.monotonic() < until
         time.sleep(0.1)
-    (book,) = (one for one in gateway.books().values() if one["model"] == "mock_out500_pace20")
+    (book,) = (one for one in gateway.books().values() if one["model"] == "mock_out20000_pace20")
     while "lost" not in (rows := {row["group"]["outcome"]: row for row in gateway.usage()["data"]}):
         assert time.monotonic() < until
         time.sleep(0.1)
@@ -218,7 +222,7 @@ def test_a_reload_whose_workers_cannot_start_leaves_the_gateway_as_it_was(gatewa
 def test_a_second_gateway_in_the_same_folder_is_refused_in_one_line(gateway: Gateway) -> None:
     program = Path(sys.executable).parent / "ridgeline"
     second = subprocess.run(
-        [program, "gateway", "--config", gateway.config], capture_output=True, text=True, timeout=START_S
+        [program, "gateway", "--config", gateway.config], capture_output=True, text=True, timeout=PATIENCE_S
     )
     assert second.returncode != 0
     assert "state_dir" in second.stderr
@@ -278,7 +282,7 @@ def test_without_a_file_it_fronts_one_server_for_this_machine_alone(tmp_path: Pa
         assert gateway.process.stdout is not None
         while (event := json.loads(gateway.process.stdout.readline()))["message"] != "serving":
             pass
-        answer = httpx.post(event["url"] + CHAT, json=asking("mock_out2"), timeout=30)
+        answer = httpx.post(event["url"] + CHAT, json=asking("mock_out2"), timeout=PATIENCE_S)
         assert answer.json()["usage"]["completion_tokens"] == 2
         gateway.process.send_signal(signal.SIGTERM)
         for line in gateway.process.stdout:  # not a terminal, so nothing but JSON

@@ -18,7 +18,7 @@ from tests.gateway.waiting import until
 from tests.patience import PATIENCE_S
 from tests.server.scripted_client import hang
 
-SLOW = "mock_out400_pace10"
+SLOW = "mock_out60000_pace10"  # ten minutes
 MESSAGES = "/v1/messages"
 
 
@@ -31,9 +31,11 @@ async def revoke(stage: Staged, end_requests: bool) -> None:
     await stage.parts.keys.refresh()
 
 
-async def rest_of_stream(stage: Staged, path: str, revoked: Callable[[], Awaitable[None]]) -> str:
+async def rest_of_stream(
+    stage: Staged, path: str, revoked: Callable[[], Awaitable[None]], model: str = SLOW
+) -> str:
     """A stream's text, whose key is revoked after its first piece."""
-    body = asking(SLOW, stream=True, max_tokens=400)
+    body = asking(model, stream=True, max_tokens=400)
     async with stage.http.stream("POST", path, json=body) as answer:
         assert answer.status_code == 200
         pieces = answer.aiter_text()
@@ -54,13 +56,15 @@ async def test_a_running_stream_ends_with_an_error_event_and_is_booked(tmp_path:
         (book,) = stage.mock.books.values()
         await until(lambda: book.status == "aborted")
         assert (row["outcome"], row["error_code"]) == ("invalid", "revoked_api_key")
-        assert row["tokens_out"] == book.tokens_out < 400
+        assert row["tokens_out"] == book.tokens_out < 60_000
         assert stage.parts.upstreams.snapshot()[0].breaker == "closed"
 
 
 async def test_without_the_option_a_running_stream_finishes(tmp_path: Path) -> None:
     async with staged(tmp_path) as stage:
-        text = await rest_of_stream(stage, CHAT, lambda: revoke(stage, end_requests=False))
+        text = await rest_of_stream(
+            stage, CHAT, lambda: revoke(stage, end_requests=False), "mock_out100_pace10"
+        )
         assert text.rstrip().endswith("[DONE]")
 
 
@@ -76,7 +80,7 @@ async def test_a_key_that_is_revoked_already_can_be_ended_later(tmp_path: Path) 
 
 async def test_a_whole_answer_that_is_under_way_is_401(tmp_path: Path) -> None:
     async with staged(tmp_path) as stage:
-        asked = asyncio.create_task(stage.http.post(CHAT, json=asking("mock_late20000")))
+        asked = asyncio.create_task(stage.http.post(CHAT, json=asking("mock_late600000")))
         while not stage.mock.books:
             await asyncio.sleep(0.005)
         await revoke(stage, end_requests=True)

@@ -53,17 +53,17 @@ async def leave_a_whole_answer(stage: Staged, mock: MockUpstream, model: str) ->
 
 async def test_a_stream_that_its_client_left_is_read_on_for_its_usage(tmp_path: Path) -> None:
     async with hosted(tmp_path) as (stage, mock):
-        await leave_in_a_stream(stage, "mock_out12_pace10_cached1")
+        await leave_in_a_stream(stage, "mock_out60_pace10_cached1")
         (row,) = await stage.rows(1)
         (book,) = mock.books.values()
         assert (row["outcome"], row["status"], row["usage_source"]) == ("client_gone", 499, "reported")
-        assert (row["tokens_in"], row["tokens_out"], row["tokens_cached"]) == (book.tokens_in, 12, 1)
+        assert (row["tokens_in"], row["tokens_out"], row["tokens_cached"]) == (book.tokens_in, 60, 1)
         assert (book.status, stage.parts.upstreams.snapshot()[0].inflight) == ("finished", 0)
 
 
 async def test_a_whole_answer_that_its_client_left_is_read_for_its_usage(tmp_path: Path) -> None:
     async with hosted(tmp_path) as (stage, mock):
-        await leave_a_whole_answer(stage, mock, "mock_out12_late150")
+        await leave_a_whole_answer(stage, mock, "mock_out12_late1000")
         (row,) = await stage.rows(1)
         (book,) = mock.books.values()
         assert (row["outcome"], row["usage_source"]) == ("client_gone", "reported")
@@ -133,7 +133,7 @@ async def test_the_gateways_own_embeddings_at_a_hosted_upstream_have_their_rows(
     values = {
         "upstreams": [{"name": "up", "kind": "openai", "url": mock.url, "probe_s": 0.0}],
         "models": PRICED,
-        "embeddings": {"upstream": "up", "model": "vectors"},
+        "embeddings": {"upstream": "up", "model": "vectors", "timeout_ms": 60_000.0},
     }
     async with staged(tmp_path, values, {"cache": "semantic"}) as stage:
         await stage.http.post(CHAT, json=asking("mock_out2", temperature=0))
@@ -220,7 +220,7 @@ def test_a_hosted_request_that_died_with_its_gateway_is_estimated_and_marked(tmp
     gateway = Hosted(tmp_path)
     try:
         lines: list[str] = []
-        thread = streamed(gateway.client(), "mock_out500_pace20", lines)
+        thread = streamed(gateway.client(), "mock_out20000_pace20", lines)
         begun, late = time.time(), time.monotonic() + PATIENCE_S
         while not any(one.stat().st_mtime > begun + 0.2 for one in tmp_path.glob("state/ledger/*/lock")):
             assert time.monotonic() < late  # it is known to have lived for a while
@@ -228,7 +228,7 @@ def test_a_hosted_request_that_died_with_its_gateway_is_estimated_and_marked(tmp
         pid = gateway.process.pid
         for one in (pid, *map(int, Path(f"/proc/{pid}/task/{pid}/children").read_text().split())):
             os.kill(one, signal.SIGKILL)
-        thread.join(30)
+        thread.join(PATIENCE_S)
         gateway.process.wait()
         gateway.start()
         late = time.monotonic() + PATIENCE_S

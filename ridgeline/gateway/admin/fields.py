@@ -49,6 +49,7 @@ class TeamFields(msgspec.Struct):
     name: str | UnsetType = UNSET
     limits: LimitsFields | UnsetType | None = UNSET
     weight: float | UnsetType = UNSET
+    residency: tuple[str, ...] | UnsetType | None = UNSET
 
 
 class KeyFields(msgspec.Struct):
@@ -65,6 +66,7 @@ class KeyFields(msgspec.Struct):
     when_limits_unknown: Literal["open", "closed"] | UnsetType = UNSET
     guard: str | UnsetType | None = UNSET
     cache: Literal["off", "exact", "semantic"] | UnsetType = UNSET
+    residency: tuple[str, ...] | UnsetType | None = UNSET
 
 
 class RotateFields(msgspec.Struct):
@@ -122,6 +124,8 @@ def changed_key(key: Key, fields: KeyFields, endpoints: Collection[str], guards:
         changes["guard"] = fields.guard or ""
     if fields.cache is not UNSET:
         changes["cache"] = fields.cache
+    if fields.residency is not UNSET:
+        changes["residency"] = _residency(fields.residency or ())
     return msgspec.structs.replace(key, **changes)
 
 
@@ -141,6 +145,8 @@ def changed_team(team: Team, fields: TeamFields) -> Team:
         if not 0 < fields.weight <= MAX_WEIGHT:
             raise _bad("weight", f"must be greater than 0 and at most {MAX_WEIGHT}")
         changes["weight"] = fields.weight
+    if fields.residency is not UNSET:
+        changes["residency"] = _residency(fields.residency or ())
     return msgspec.structs.replace(team, **changes)
 
 
@@ -169,6 +175,18 @@ def _models(patterns: tuple[str, ...]) -> tuple[str, ...]:
         if "*" in pattern[:-1]:
             raise _bad("models", "a * is allowed only at the end of a name, as in gpt-*")
     return tuple(dict.fromkeys(patterns))
+
+
+def _residency(regions: tuple[str, ...]) -> tuple[str, ...]:
+    if len(regions) > MAX_PATTERNS:
+        raise _bad("residency", f"may have at most {MAX_PATTERNS} regions, got {len(regions)}")
+    for region in regions:
+        is_text = region.isprintable() and not any(character.isspace() for character in region)
+        if not 0 < len(region) <= MAX_NAME or not is_text:
+            raise _bad(
+                "residency", f"each must have from 1 to {MAX_NAME} printable characters without spaces"
+            )
+    return tuple(dict.fromkeys(regions))
 
 
 def _endpoints(names: tuple[str, ...], known: Collection[str]) -> tuple[str, ...]:

@@ -9,7 +9,7 @@ from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
-from ridgeline.gateway.accounting.routes import usage_reader, usage_routes
+from ridgeline.gateway.accounting.admin_endpoints import usage_reader, usage_routes
 from ridgeline.gateway.admin.app import admin_app
 from ridgeline.gateway.admin.credentials import AdminKeys, key_file
 from ridgeline.gateway.pipeline.endpoints import NAMES
@@ -97,6 +97,7 @@ class AdminListener:
             listener = socket.socket(family, socket.SOCK_STREAM)
             listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             listener.bind((host, port))
+            listener.listen()  # from here on connections wait until the server takes them
         except OSError as error:
             raise OptionError(
                 f"[admin] cannot listen on {host}:{port}: {error.strerror or error}; choose another with "

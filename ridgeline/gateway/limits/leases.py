@@ -7,8 +7,8 @@ restart of Redis, running requests count again from the next renewal on.
 from __future__ import annotations
 
 from ridgeline.gateway.limits.limiter_types import Reservation
+from ridgeline.gateway.limits.redis_client import RedisError, RedisUnavailable, Reply, bulk
 from ridgeline.gateway.limits.redis_link import RedisLink
-from ridgeline.gateway.limits.resp import RedisError, RedisUnavailable, Reply, bulk
 
 RENEWED_AT_ONCE = 500
 

@@ -14,7 +14,6 @@ import uuid
 from collections.abc import Callable, Sequence
 from functools import partial
 
-from ridgeline.gateway.limits.config import RedisConfig
 from ridgeline.gateway.limits.leases import Leases
 from ridgeline.gateway.limits.limiter_types import (
     DAY_MS,
@@ -32,8 +31,9 @@ from ridgeline.gateway.limits.limiter_types import (
     refuse,
     unknown,
 )
+from ridgeline.gateway.limits.redis_client import RedisError, RedisUnavailable, Reply, bulk, resolve
+from ridgeline.gateway.limits.redis_config import RedisConfig
 from ridgeline.gateway.limits.redis_link import ONE, ZERO, RedisLink
-from ridgeline.gateway.limits.resp import RedisError, RedisUnavailable, Reply, bulk, resolve
 from ridgeline.gateway.limits.seeds import Seeds
 from ridgeline.gateway.limits.settlements import Settlements
 

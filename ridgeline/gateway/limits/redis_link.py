@@ -12,9 +12,9 @@ from collections.abc import Callable, Iterable
 from typing import Literal
 
 from ridgeline.gateway.limits import scripts
-from ridgeline.gateway.limits.config import RedisConfig
 from ridgeline.gateway.limits.limiter_types import Reservation, Subject
-from ridgeline.gateway.limits.resp import RedisClient, RedisError, RedisUnavailable, Reply, bulk
+from ridgeline.gateway.limits.redis_client import RedisClient, RedisError, RedisUnavailable, Reply, bulk
+from ridgeline.gateway.limits.redis_config import RedisConfig
 from ridgeline.gateway.limits.wire import Script, Wire
 
 logger = logging.getLogger(__name__)

@@ -14,7 +14,7 @@ from ridgeline.gateway.limits.limiter_types import (
     month_of,
     month_start_ms,
 )
-from ridgeline.gateway.limits.resp import Reply, bulk, resolve
+from ridgeline.gateway.limits.redis_client import Reply, bulk, resolve
 
 logger = logging.getLogger(__name__)
 

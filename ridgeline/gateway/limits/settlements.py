@@ -11,8 +11,8 @@ import time
 from typing import NamedTuple
 
 from ridgeline.gateway.limits.limiter_types import Reservation
+from ridgeline.gateway.limits.redis_client import RedisError, RedisUnavailable, Reply, bulk
 from ridgeline.gateway.limits.redis_link import RedisLink
-from ridgeline.gateway.limits.resp import RedisError, RedisUnavailable, Reply, bulk
 
 MAX_UNSETTLED = 20_000
 SETTLE_FOR_S = 120.0  # less than Redis remembers that a reservation was settled

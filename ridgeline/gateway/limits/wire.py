@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 
 from ridgeline.gateway.limits.limiter_types import PICODOLLARS, Subject
-from ridgeline.gateway.limits.resp import bulk, encode
+from ridgeline.gateway.limits.redis_client import bulk, encode
 
 
 class Script:

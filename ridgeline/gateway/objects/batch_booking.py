@@ -260,7 +260,7 @@ class BatchBooking:
             log.exception("could not poll a batch", extra={"batch": owned.id})
 
     async def _ask(self, owned: Owned) -> Batch | None:
-        """None: its upstream does not know it, or is no longer configured."""
+        """None if its upstream does not know it, or is not configured any longer."""
         if owned.upstream not in self._known_upstreams:
             return None
         status, body = await self._answer(

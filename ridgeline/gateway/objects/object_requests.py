@@ -244,6 +244,7 @@ class ObjectRequests:
             deadline=request.deadline,
             attempts=attempts,
             repeatable=method == "GET",
+            residency=request.residency,
         )
         request.row.upstream, request.row.attempts = upstream, len(opened.attempts)
         return opened.answer

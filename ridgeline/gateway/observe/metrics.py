@@ -11,7 +11,7 @@ from bisect import bisect_left
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from ridgeline.fleet.router import metrics as fleet_metrics
+from ridgeline.fleet.router.observe import metrics as fleet_metrics
 from ridgeline.gateway.accounting.row import LedgerRow
 from ridgeline.gateway.observe.config import ObserveConfig
 from ridgeline.telemetry.exposition import Family, Labels, Merged, Page

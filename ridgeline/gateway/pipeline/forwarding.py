@@ -26,8 +26,8 @@ from ridgeline.gateway.pipeline.cache_salt import FIELD, salted, takes_salt
 from ridgeline.gateway.pipeline.endpoints import Endpoint
 from ridgeline.gateway.pipeline.job import Job, Sent
 from ridgeline.gateway.pipeline.parts import Parts
-from ridgeline.gateway.pipeline.relaying import StreamRelay
 from ridgeline.gateway.pipeline.request_state import ANONYMOUS, Headers, RequestState, Send
+from ridgeline.gateway.pipeline.stream_relay import StreamRelay
 from ridgeline.gateway.upstreams.errors import UpstreamBroken
 from ridgeline.gateway.upstreams.outgoing import Outgoing, Target
 
@@ -119,6 +119,7 @@ class Forwarding:
                 deadline=request.deadline,
                 hedge_after_s=model.hedge_after_s,
                 attempts=request.attempts,
+                residency=request.residency,
             )
         finally:
             row.attempts = len(request.attempts)

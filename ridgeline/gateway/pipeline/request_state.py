@@ -13,6 +13,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, MutableMapping
 from dataclasses import dataclass
 from typing import Any
 
+from ridgeline.fleet.placement.regions import Rules
 from ridgeline.gateway.accounting.row import LedgerRow, Outcome
 from ridgeline.gateway.accounting.usage import Usage
 from ridgeline.gateway.body import Fields
@@ -145,6 +146,12 @@ class RequestState:
     @property
     def tenant(self) -> str:
         return self.key.tenant if self.key is not None else ""
+
+    @property
+    def residency(self) -> Rules:
+        """Regions that may compute it: by the rules of its team and of its key."""
+        rules = [one.residency for one in (self.team, self.key) if one is not None]
+        return tuple(rule for rule in rules if rule)
 
     @property
     def answering(self) -> Opened:

@@ -9,7 +9,7 @@ from contextlib import AsyncExitStack
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from ridgeline.fleet.router.metrics import fleets_text
+from ridgeline.fleet.router.observe.metrics import fleets_text
 from ridgeline.gateway.accounting.ledger import Ledger
 from ridgeline.gateway.accounting.prices import Prices
 from ridgeline.gateway.caching.exact import ExactCache
@@ -39,7 +39,7 @@ from ridgeline.gateway.upstreams.upstreams import Upstreams
 
 if TYPE_CHECKING:
     from ridgeline.gateway.caching.semantic import SemanticCache
-    from ridgeline.gateway.limits.resp import RedisClient
+    from ridgeline.gateway.limits.redis_client import RedisClient
     from ridgeline.gateway.routing.embedder import Embedder
     from ridgeline.gateway.routing.router import ModelRouter
     from ridgeline.gateway.routing.routing_request import RoutingRequest
@@ -133,7 +133,7 @@ async def _parts(settings: GatewaySettings, number: int, stack: AsyncExitStack) 
     await keys.start()
     stack.push_async_callback(keys.stop)
 
-    upstreams = Upstreams(settings.upstreams, settings.retries)
+    upstreams = Upstreams(settings.upstreams, settings.retries, region=settings.gateway.region)
     upstreams.start()
     stack.push_async_callback(upstreams.stop)
 
@@ -252,7 +252,7 @@ def _semantic(settings: GatewaySettings, embedder: Embedder | None) -> SemanticC
 async def _cache_redis(settings: GatewaySettings, stack: AsyncExitStack) -> RedisClient | None:
     if settings.cache.place != "redis":
         return None
-    from ridgeline.gateway.limits.resp import RedisClient
+    from ridgeline.gateway.limits.redis_client import RedisClient
 
     client = RedisClient(settings.redis)
     await client.start()

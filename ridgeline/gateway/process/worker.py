@@ -39,6 +39,7 @@ from ridgeline.options import OptionError
 from ridgeline.telemetry import logs
 from ridgeline.web.connection import ConnectionLimits
 from ridgeline.web.listener import HttpServer
+from ridgeline.web.private_socket import listen_private
 from ridgeline.web.tls import certificate
 
 if TYPE_CHECKING:
@@ -50,7 +51,7 @@ POLL_S = 0.02
 IDLE_S = 1.0  # an idle connection stays open for this time when the gateway stops …
 REPLACED_IDLE_S = 5.0  # … and when another worker has replaced this one
 LAST_WORDS_S = 5.0  # for streams that are ended to send their error event
-LAST_RPCS_S = 1.0  # for RPCs to end after their requests
+LAST_RPCS_S = 3.0  # for RPCs to end after their requests
 LAST_ROWS_S = 10.0  # for the ledger to store finished requests
 REPLACED_S = 180.0  # after SIGTERM, for the supervisor to start another worker
 
@@ -119,7 +120,7 @@ class Worker:
         if gateway.grpc_port is not None:
             self._rpc = grpc_server(self._app, gateway, accepted.connections)
         inside = HttpServer(InternalApp(assembly), ConnectionLimits(64 << 10, 10.0, 64, None))
-        serving = [await _started(inside, _internal_socket(settings.state_dir, self._name))]
+        serving = [await _started(inside, listen_private(internal_path(settings.state_dir, self._name)))]
         if isinstance(parts.limiter, HandoverLimiter):
             await parts.limiter.listen(limits_path(settings.state_dir, self._name))
         # Objects made at the start stay alive: scanning them in every collection would delay requests.
@@ -218,16 +219,6 @@ def _tell(line: str) -> None:
     """Tell the supervisor, if it is still running."""
     with contextlib.suppress(OSError):
         print(line, flush=True)
-
-
-def _internal_socket(state_dir: Path, worker: str) -> socket.socket:
-    """The socket for the supervisor's requests, in a folder that only its owner can read."""
-    path = internal_path(state_dir, worker)
-    path.unlink(missing_ok=True)
-    internal = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-    internal.bind(str(path))
-    internal.setblocking(False)
-    return internal
 
 
 def _on_sigterm(leave: Callable[[], None]) -> None:

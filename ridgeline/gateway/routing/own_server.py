@@ -8,7 +8,6 @@ from __future__ import annotations
 import ctypes
 import os
 import signal
-import socket
 import subprocess
 import sys
 import tempfile
@@ -17,6 +16,7 @@ from pathlib import Path
 
 from ridgeline.gateway.routing.embedder import EmbeddingFailed
 from ridgeline.options import without_settings
+from ridgeline.ports import free_port
 from ridgeline.proxy.blocking_client import BlockingClient
 
 READY_S = 300.0  # includes the download of a missing model
@@ -49,7 +49,7 @@ class OwnServer:
     def start(self) -> str:
         """Its URL, once it answers."""
         folder = Path(self._folder.name)
-        port = _free_port()
+        port = free_port()
         command = [sys.executable, "-P", "-m", "ridgeline.cli.main", "serve", self._model]
         command += ["--host", "127.0.0.1", "--port", str(port), "--state-dir", str(folder / "state")]
         log_path = folder / "server.log"
@@ -79,10 +79,3 @@ class OwnServer:
 def _end_with_parent() -> None:
     """Runs in the child: it stops when the command is killed."""
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM, 0, 0, 0)
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port

@@ -28,6 +28,7 @@ class Team(msgspec.Struct, frozen=True, gc=False):
     name: str
     limits: Limits = Limits()
     weight: float = 1.0  # its share of a busy upstream, beside other teams
+    residency: tuple[str, ...] = ()  # regions that may compute its requests, with * for parts; empty: all
 
 
 class Key(msgspec.Struct, frozen=True, gc=False):
@@ -46,6 +47,7 @@ class Key(msgspec.Struct, frozen=True, gc=False):
     when_limits_unknown: str = "closed"  # or "open": while Redis is unreachable
     guard: str = ""  # the name of a [[guards]] policy; empty: the gateway's default
     cache: str = "off"  # exact, semantic (and exact), off: the default of its requests
+    residency: tuple[str, ...] = ()  # as a team's; with both, both hold
 
     @property
     def tenant(self) -> str:

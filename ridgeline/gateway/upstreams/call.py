@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from ridgeline.fleet.placement.regions import Rules
 from ridgeline.gateway.errors import BadRequest, GatewayError, Limited, UpstreamFailed, UpstreamTimeout
 from ridgeline.gateway.upstreams.opened import Attempt, AttemptKind
 from ridgeline.gateway.upstreams.outgoing import Prepare, Target
@@ -19,6 +20,7 @@ class Call:
         "priority",
         "queue_s",
         "repeatable",
+        "residency",
         "tenant",
         "weight",
     )
@@ -32,10 +34,11 @@ class Call:
         deadline: float,
         attempts: list[Attempt],
         repeatable: bool = True,
+        residency: Rules = (),
     ) -> None:
         self.prepare, self.deadline = prepare, deadline
         self.tenant, self.weight, self.priority = tenant, weight, priority
-        self.attempts, self.repeatable = attempts, repeatable
+        self.attempts, self.repeatable, self.residency = attempts, repeatable, residency
         self.queue_s = 0.0
         self._failures: list[GatewayError] = []  # the last of each target
 

@@ -35,6 +35,11 @@ class UpstreamConfig:
         10.0, "kind fleet: eject a replica whose steps stand still for this many seconds while requests run"
     )
     migrations: int = option(3, "kind fleet: most replicas to which one request moves after its first fails")
+    region: str = option(
+        "",
+        "region in which it computes, for the residency of teams and keys; not for kind fleet: its replicas "
+        "have their own",
+    )
     has_responses: bool = option(True, "false: the upstream has no /v1/responses; translate to chat")
     cache_salt: bool | None = option(
         None,
@@ -94,6 +99,8 @@ class UpstreamConfig:
         check_range(self, where, 0.1, DAY_S, "progress_s")
         check_range(self, where, 0, 100, "migrations")
         self._check_control(where)
+        if self.region and self.kind == "fleet":
+            raise OptionError(f"{where} region: the replicas of a fleet have their own; set [gateway] region")
         if self.probe_path is not None and not self.probe_path.startswith("/"):
             raise OptionError(f"{where} probe_path must begin with /")
         if self.cache_salt and self.kind == "anthropic":

@@ -40,5 +40,6 @@ async def ask_fleet(
             until=call.deadline,
             repeatable=call.repeatable,
             request_id=request_id.decode("latin-1"),
+            residency=call.residency,
         )
     )

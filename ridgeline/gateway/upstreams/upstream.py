@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
+from ridgeline.fleet.placement.regions import Rules, all_allow
 from ridgeline.gateway.upstreams.config import RetryConfig, UpstreamConfig
 from ridgeline.gateway.upstreams.credentials import read_credentials
 from ridgeline.proxy.breaker import Breaker, Pass
@@ -43,8 +44,14 @@ class UpstreamState(msgspec.Struct, frozen=True):
 
 class Upstream:
     def __init__(
-        self, config: UpstreamConfig, retries: RetryConfig, clock: Callable[[], float], client: HttpClient
+        self,
+        config: UpstreamConfig,
+        retries: RetryConfig,
+        clock: Callable[[], float],
+        client: HttpClient,
+        region: str = "",
     ) -> None:
+        """region: of this gateway."""
         self.config = config
         self.name = config.name
         self.origin = read_url(
@@ -61,9 +68,9 @@ class Upstream:
         self.probe_failures = 0  # in a row
         self.probe_due = clock() + random.uniform(0, self.probe_s)  # random: workers do not all probe at once
         self._clock = clock
-        self.fleet = self._fleet(client) if config.kind == "fleet" else None
+        self.fleet = self._fleet(client, region) if config.kind == "fleet" else None
 
-    def _fleet(self, client: HttpClient) -> FleetRouter:
+    def _fleet(self, client: HttpClient, region: str) -> FleetRouter:
         """The router of a fleet, in this process: a request crosses one proxy, not two."""
         from ridgeline.fleet.router.config import FleetTuning
         from ridgeline.fleet.router.fleet_router import FleetRouter
@@ -83,7 +90,12 @@ class Upstream:
             tuning=tuning,
             client=client,
             name=f"gateway-{self.name}-{os.getpid()}",
+            region=region,
         )
+
+    def may_compute(self, residency: Rules) -> bool:
+        """Whether its region is allowed. A fleet decides by the region of each replica."""
+        return self.fleet is not None or all_allow(residency, self.config.region)
 
     @property
     def probe_s(self) -> float:

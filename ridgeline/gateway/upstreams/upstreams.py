@@ -12,8 +12,9 @@ from collections.abc import Callable, Sequence
 from time import monotonic
 from typing import TYPE_CHECKING
 
+from ridgeline.fleet.placement.regions import Rules
 from ridgeline.gateway.accounting.usage import Usage
-from ridgeline.gateway.errors import UpstreamFailed
+from ridgeline.gateway.errors import Forbidden, UpstreamFailed
 from ridgeline.gateway.upstreams.attempts import Attempts, Means
 from ridgeline.gateway.upstreams.call import Call
 from ridgeline.gateway.upstreams.config import RetryConfig, UpstreamConfig
@@ -44,10 +45,12 @@ class Upstreams:
         client: HttpClient | None = None,
         clock: Callable[[], float] = monotonic,
         rng: random.Random | None = None,
+        region: str = "",
     ) -> None:
+        """region: of this gateway."""
         config = retries or RetryConfig()
         self._client = client or HttpClient()
-        self._upstreams = {one.name: Upstream(one, config, clock, self._client) for one in configs}
+        self._upstreams = {one.name: Upstream(one, config, clock, self._client, region) for one in configs}
         self._budget = RetryBudget(config.budget_ratio, config.budget_per_s, clock)
         self._means = Means(self._client, config, self._budget, clock, rng or random.Random())
         self._health = Health(list(self._upstreams.values()), self._client, clock)
@@ -65,17 +68,21 @@ class Upstreams:
         hedge_after_s: float | None = None,
         attempts: list[Attempt] | None = None,
         repeatable: bool = True,
+        residency: Rules = (),
     ) -> Opened:
         """An answer whose body has begun, or a GatewayError.
 
         attempts: filled also when it raises; a hedge that lost is noted a moment later. deadline: for the
         whole answer, by the monotonic clock. hedge_after_s: after this time without a byte, a second target
         gets the request too; the first byte wins, and the other request is aborted. repeatable: false for a
-        request that creates an object upstream: a lost answer must not create it twice.
+        request that creates an object upstream: a lost answer must not create it twice. residency: regions
+        that may compute it.
         """
         self._budget.request()
         tried = [] if attempts is None else attempts
-        call = Call(prepare, tenant, weight, priority, deadline, tried, repeatable)
+        if residency:
+            targets = self._allowed(targets, residency)
+        call = Call(prepare, tenant, weight, priority, deadline, tried, repeatable, residency)
         if len(targets) == 1:
             opened = await self._ask(targets[0], call, "first", is_last=True)
         else:
@@ -156,6 +163,17 @@ class Upstreams:
         return self._budget.taken, self._budget.refused
 
     # ── one target, or several ──
+
+    def _allowed(self, targets: Sequence[Target], residency: Rules) -> list[Target]:
+        """The targets in allowed regions. An upstream without a region is in none."""
+        allowed = [one for one in targets if self._upstreams[one.upstream].may_compute(residency)]
+        if not allowed:
+            rules = " and ".join(", ".join(rule) for rule in residency)
+            raise Forbidden(
+                f"residency allows the regions {rules}; no upstream of the model is in one of them",
+                code="residency",
+            )
+        return allowed
 
     async def _ask(self, target: Target, call: Call, kind: AttemptKind, is_last: bool) -> Opened | None:
         upstream = self._upstreams[target.upstream]

@@ -6,14 +6,17 @@ import resource
 import sqlite3
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from ridgeline.gateway.accounting.config import LedgerConfig
 from ridgeline.gateway.accounting.ledger import Ledger
 from ridgeline.gateway.accounting.row import LedgerRow, Opening
+from tests.patience import PATIENCE_S
 
-QUICK = LedgerConfig(flush_ms=10, takeover_s=0.05, ask_lost_s=0.5, retry_s=0.05)
+QUICK = LedgerConfig(flush_ms=10, takeover_s=0.05, ask_lost_s=0.5, retry_s=0.05, stop_s=PATIENCE_S)
+AWAY = replace(QUICK, stop_s=0.2)  # a ledger that stops while its store does not answer
 
 
 def opening(number: int, **fields: Any) -> Opening:

@@ -8,6 +8,7 @@ import random
 import sqlite3
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Literal
 
@@ -23,6 +24,7 @@ from ridgeline.gateway.errors import Unavailable
 from ridgeline.options import OptionError
 from ridgeline.storage.sqlite_file import SqliteFile
 from tests.gateway.accounting.books import (
+    AWAY,
     QUICK,
     files_of_at_most,
     journal_folders,
@@ -32,6 +34,7 @@ from tests.gateway.accounting.books import (
     stored,
 )
 from tests.gateway.waiting import until
+from tests.patience import PATIENCE_S
 
 
 async def test_a_closed_row_is_in_the_table_with_all_its_fields(tmp_path: Path) -> None:
@@ -60,7 +63,7 @@ async def test_a_stopped_ledger_leaves_no_files_behind(tmp_path: Path) -> None:
 async def test_segments_end_at_their_size_and_go_when_their_rows_are_stored(
     tmp_path: Path, fsync: Literal["off", "interval", "always"]
 ) -> None:
-    config = LedgerConfig(flush_ms=10, segment_bytes=10_000, fsync=fsync)
+    config = replace(QUICK, segment_bytes=10_000, fsync=fsync)
     async with started(tmp_path, config) as ledger:
         ledger.open(opening(999_999))  # under way all the time: it must not hold old segments
         for number in range(500):
@@ -99,7 +102,7 @@ async def test_rows_outlive_a_store_that_fails_before_or_after_its_commit(tmp_pa
 
 
 async def test_rows_wait_while_the_sqlite_file_is_locked(tmp_path: Path) -> None:
-    config = LedgerConfig(flush_ms=10, store_timeout_s=0.05, retry_s=0.05)
+    config = replace(QUICK, store_timeout_s=0.05)
     async with started(tmp_path, config) as ledger:
         ledger.close(row(0))
         await until(lambda: ledger.state().moved == 1)
@@ -121,7 +124,7 @@ async def test_a_store_that_is_away_holds_nothing_in_memory(tmp_path: Path) -> N
         def insert(self, rows: Sequence[LedgerRow]) -> int:
             raise StoreAway("away")
 
-    ledger = Ledger(QUICK, tmp_path, "w0", store=Away(SqliteFile(tmp_path / "ledger.sqlite", 10.0)))
+    ledger = Ledger(AWAY, tmp_path, "w0", store=Away(SqliteFile(tmp_path / "ledger.sqlite", 10.0)))
     await ledger.start()
     for number in range(3000):
         ledger.open(opening(number))
@@ -183,7 +186,7 @@ async def test_files_of_a_dead_worker_are_taken_over_and_its_open_requests_booke
     def cost_of(model: str, upstream: str, upstream_model: str, usage: Usage) -> tuple[int, str]:
         return usage.tokens_in * 2 + usage.tokens_out * 3, "config"
 
-    config = LedgerConfig(flush_ms=10, takeover_s=0.05, ask_lost_s=1.0, retry_s=0.05)
+    config = replace(QUICK, ask_lost_s=PATIENCE_S)
     async with started(tmp_path, config, usage_of=usage_of, cost_of=cost_of) as ledger:
         await until(lambda: ledger.state().taken_over == 1)
     columns = "request_id, outcome, tokens_in, tokens_cached, tokens_out, usage_source, cost_pusd"
@@ -222,7 +225,7 @@ async def test_a_lost_request_is_estimated_by_its_input_and_by_the_time_its_gate
 
 
 async def test_a_living_worker_s_files_are_left_alone(tmp_path: Path) -> None:
-    living = Ledger(QUICK, tmp_path, "w0", store=Gone(SqliteFile(tmp_path / "x.sqlite", 10.0)))
+    living = Ledger(AWAY, tmp_path, "w0", store=Gone(SqliteFile(tmp_path / "x.sqlite", 10.0)))
     await living.start()
     living.open(opening(1))
     async with started(tmp_path) as ledger:
@@ -258,7 +261,7 @@ async def test_files_that_may_grow_no_more_refuse_new_requests_and_book_the_runn
 async def test_a_full_disk_is_said_and_rows_go_straight_to_the_store(
     tmp_path: Path, when_full: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    config = LedgerConfig(flush_ms=20, when_full=when_full)  # type: ignore[arg-type]
+    config = replace(QUICK, flush_ms=20, when_full=when_full)  # type: ignore[arg-type]
     async with started(tmp_path, config) as ledger:
         (folder,) = journal_folders(tmp_path)
         ledger.open(opening(1))
@@ -287,7 +290,7 @@ async def test_a_full_disk_is_said_and_rows_go_straight_to_the_store(
 async def test_rows_beyond_what_memory_may_hold_are_counted_and_written_to_the_log(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    config = LedgerConfig(flush_ms=60_000, when_full="serve", memory_rows=2)
+    config = replace(QUICK, flush_ms=60_000, when_full="serve", memory_rows=2)
     async with started(tmp_path, config) as ledger:
         with files_of_at_most(0):
             for number in range(5):
@@ -306,7 +309,7 @@ async def test_old_rows_are_removed_in_batches_and_young_ones_kept(tmp_path: Pat
             ledger.close(row(number, at_ms=now - 8 * 86_400_000))
         ledger.close(row(9000, at_ms=now - 6 * 86_400_000))
         await until(lambda: ledger.state().moved == 2501)
-    async with started(tmp_path, LedgerConfig(flush_ms=10, keep_days=7)):
+    async with started(tmp_path, replace(QUICK, keep_days=7)):
         await until(lambda: stored(tmp_path) == ["req_009000"])
 
 

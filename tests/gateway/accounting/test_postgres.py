@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from ridgeline.gateway.accounting.config import LedgerConfig
 from ridgeline.gateway.accounting.store.places import postgres_ledger
-from tests.gateway.accounting.books import QUICK, opening, row, started
+from tests.gateway.accounting.books import AWAY, QUICK, opening, row, started
 from tests.gateway.services import OwnPostgres
 from tests.gateway.waiting import until
 
@@ -69,7 +69,7 @@ async def test_two_workers_that_start_together_make_one_table(postgres_url: str,
 async def test_rows_outlive_a_postgresql_that_stops_and_comes_back(
     own_postgres: OwnPostgres, tmp_path: Path
 ) -> None:
-    config = LedgerConfig(flush_ms=10, retry_s=0.1, store_timeout_s=2.0, segment_bytes=50_000)
+    config = replace(QUICK, retry_s=0.1, segment_bytes=50_000)
     async with started(tmp_path, config, store_url=own_postgres.url) as ledger:
         for number in range(2000):
             ledger.open(opening(number))
@@ -90,7 +90,7 @@ async def test_rows_outlive_a_postgresql_that_stops_and_comes_back(
 
 async def test_a_gateway_that_starts_before_its_postgresql_waits_for_it(tmp_path: Path) -> None:
     missing = "postgresql://ridgeline@127.0.0.1:1/ridgeline"
-    async with started(tmp_path, QUICK, store_url=missing) as ledger:
+    async with started(tmp_path, AWAY, store_url=missing) as ledger:
         ledger.open(opening(1))
         ledger.close(row(1))
         await until(lambda: ledger.state().store_away_s > 0)

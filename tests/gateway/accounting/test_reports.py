@@ -12,8 +12,8 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Router
 from starlette.types import Receive, Scope, Send
 
+from ridgeline.gateway.accounting.admin_endpoints import usage_routes
 from ridgeline.gateway.accounting.errors import LedgerError
-from ridgeline.gateway.accounting.routes import usage_routes
 from ridgeline.gateway.accounting.store.places import postgres_ledger, sqlite_ledger
 from ridgeline.gateway.accounting.store.reader import LedgerReader
 from ridgeline.gateway.accounting.store.records import line_of

@@ -16,17 +16,12 @@ from ridgeline.gateway.caching.answer import Hit, Recorder, StoredAnswer
 from ridgeline.gateway.caching.config import CacheConfig
 from ridgeline.gateway.caching.exact import ExactCache
 from ridgeline.gateway.caching.memory import AnswerMemory
-from ridgeline.gateway.limits.config import RedisConfig
-from ridgeline.gateway.limits.resp import RedisClient
+from ridgeline.gateway.limits.redis_client import RedisClient
+from ridgeline.gateway.limits.redis_config import RedisConfig
+from tests.clock import Clock
+from tests.gateway.limits.shared_redis import PATIENT, set_deadline
 from tests.gateway.services import OwnRedis
 from tests.patience import PATIENCE_S
-
-
-class Clock:
-    now = 1000.0
-
-    def __call__(self) -> float:
-        return self.now
 
 
 def stored(body: bytes = b"answer", at: float = 1000.0, status: int = 200) -> StoredAnswer:
@@ -34,7 +29,7 @@ def stored(body: bytes = b"answer", at: float = 1000.0, status: int = 200) -> St
 
 
 async def test_an_answer_comes_back_byte_for_byte_with_its_age() -> None:
-    clock = Clock()
+    clock = Clock(1000.0)
     cache = ExactCache(CacheConfig(), clock=clock)
     assert await cache.get(b"p") is None
     cache.put(b"p", stored(b'data: {"a": 1}\n\n'), "ok")
@@ -52,7 +47,7 @@ async def test_an_answer_comes_back_byte_for_byte_with_its_age() -> None:
 
 
 async def test_an_answer_that_is_too_old_is_gone() -> None:
-    clock = Clock()
+    clock = Clock(1000.0)
     cache = ExactCache(CacheConfig(ttl_s=10), clock=clock)
     cache.put(b"p", stored(), "ok")
     clock.now += 10
@@ -148,14 +143,14 @@ async def test_what_cannot_be_read_is_a_miss() -> None:
 
 
 def config_of(url: str) -> RedisConfig:
-    return RedisConfig(url=url, timeout_ms=200)
+    return RedisConfig(url=url, **PATIENT)
 
 
 async def test_workers_share_answers_through_redis_until_they_are_too_old(redis_url: str) -> None:
     clients = [RedisClient(config_of(redis_url)) for _ in range(2)]
     for client in clients:
         await client.start()
-    place, prefix, clock = uuid.uuid4().bytes, f"test-{uuid.uuid4().hex}", Clock()
+    place, prefix, clock = uuid.uuid4().bytes, f"test-{uuid.uuid4().hex}", Clock(1000.0)
     one, other = (ExactCache(CacheConfig(ttl_s=100), client, prefix, clock) for client in clients)
     one.put(place, stored(b"\x00\r\n" * 30_000), "ok")
     await one.drain()
@@ -181,6 +176,7 @@ async def test_requests_go_on_while_redis_hangs_or_is_away_and_use_it_again_afte
     client = RedisClient(config_of(redis.url))
     await client.start()
     cache = ExactCache(CacheConfig(), client)
+    set_deadline(client, 0.2)
     redis.pause()
     for number in range(20):
         assert await cache.get(bytes([number])) is None
@@ -188,6 +184,7 @@ async def test_requests_go_on_while_redis_hangs_or_is_away_and_use_it_again_afte
     await cache.drain()
     assert isinstance(await cache.get(b"\x01"), Hit)
     redis.resume()
+    set_deadline(client, PATIENCE_S)
     async with asyncio.timeout(PATIENCE_S):
         while not client.available or cache.paused:
             await asyncio.sleep(0.02)

@@ -90,7 +90,7 @@ async def test_a_bad_header_is_refused_with_its_name(tmp_path: Path) -> None:
 async def test_a_paraphrase_is_answered_by_meaning_through_the_gateways_embedder(tmp_path: Path) -> None:
     """The mock's vectors are all alike: what keeps questions apart here is the words."""
     values = {
-        "embeddings": {"upstream": "mock", "model": "mock"},
+        "embeddings": {"upstream": "mock", "model": "mock", "timeout_ms": 60_000.0},
         "cache": {"semantic_threshold": 0.5},
     }
     async with staged(tmp_path, values, {"cache": "semantic"}) as stage:

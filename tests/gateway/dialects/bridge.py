@@ -29,6 +29,7 @@ from ridgeline.gateway.dialects import (
 from ridgeline.gateway.dialects.config import DialectConfig
 from ridgeline.gateway.dialects.families import Family
 from ridgeline.gateway.errors import GatewayError
+from tests.patience import PATIENCE_S
 from tests.server.stage import Stage
 
 KINDS = {"/v1/chat/completions": "chat", "/v1/messages": "messages", "/v1/responses": "responses"}
@@ -77,7 +78,7 @@ def server_of(stage: Stage) -> Server:
 
 def server_at(base_url: str) -> Server:
     async def ask(path: str, body: bytes) -> Answer:
-        async with httpx.AsyncClient(base_url=base_url, timeout=60) as http:
+        async with httpx.AsyncClient(base_url=base_url, timeout=PATIENCE_S) as http:
             answer = await http.post(path, content=body, headers={"content-type": "application/json"})
         return answer.status_code, answer.headers["content-type"], answer.content
 

@@ -12,7 +12,7 @@ import openai
 import pytest
 
 from ridgeline.engine.errors import EngineDied
-from ridgeline.engine.plan.request import FinishReason
+from ridgeline.engine.schedule.request import FinishReason
 from tests.gateway.dialects.bridge import Bridge, anthropic_over, openai_over, server_of
 from tests.server.messages import HERMES, call, cut
 from tests.server.scripted_client import Script, fail, say

@@ -25,6 +25,7 @@ from ridgeline.gateway.pipeline.request_state import ANONYMOUS
 from ridgeline.gateway.settings import make_settings
 from ridgeline.options import OptionError
 from tests.gateway.stage import CHAT, asking, staged
+from tests.patience import PATIENCE_S
 
 spacy = pytest.importorskip("spacy")
 
@@ -46,7 +47,9 @@ def model(tmp_path_factory):
 
 def config(model: str, **more) -> GuardConfig:
     kinds = ("person", "location", "email")
-    return GuardConfig(**{"ner": True, "ner_model": model, "ner_timeout_ms": 30_000, "redact": kinds, **more})
+    return GuardConfig(
+        **{"ner": True, "ner_model": model, "ner_timeout_ms": 600_000, "redact": kinds, **more}
+    )
 
 
 def test_names_are_redacted_and_restored(model):
@@ -161,7 +164,7 @@ def test_every_character_and_every_name_is_in_a_piece(filler):
 
 async def test_ready_waits_for_ner_and_is_red_while_no_process_runs(tmp_path, model):
     policy = {"name": "default", "ner": True, "ner_model": model, "redact": ("person",)}
-    async with staged(tmp_path, {"guards": [{**policy, "ner_timeout_ms": 30_000}]}) as gateway:
+    async with staged(tmp_path, {"guards": [{**policy, "ner_timeout_ms": 600_000}]}) as gateway:
         asked = await gateway.http.post(CHAT, json=asking("mock_out1"))  # the first is answered like any
         assert (asked.status_code, (await gateway.http.get("/ready")).status_code) == (200, 200)
         (pid,) = processes(gateway.parts.guards.policy(""))
@@ -169,7 +172,7 @@ async def test_ready_waits_for_ner_and_is_red_while_no_process_runs(tmp_path, mo
         failed = await gateway.http.post(CHAT, json=asking("mock_out1"))
         assert (failed.status_code, failed.json()["error"]["code"]) == (500, "guard_failed")
         seen = []
-        async with asyncio.timeout(60):
+        async with asyncio.timeout(PATIENCE_S):
             while len(seen) < 2:
                 told = await gateway.http.get("/ready")
                 if told.status_code == (503, 200)[len(seen)]:
@@ -187,7 +190,7 @@ async def test_names_in_a_large_batch_file_are_redacted(tmp_path, model):
     policy = {"name": "names", "ner": True, "ner_model": model, "redact": ("person",)}
     settings = make_settings(
         {
-            "guards": [{**policy, "ner_timeout_ms": 30_000}],
+            "guards": [{**policy, "ner_timeout_ms": 600_000}],
             "upstreams": [{"name": "up", "kind": "openai", "url": "http://127.0.0.1:9"}],
             "models": [{"name": "*", "targets": ("up/*",)}],
         }

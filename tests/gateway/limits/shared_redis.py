@@ -8,20 +8,33 @@ import uuid
 from collections.abc import AsyncIterator, Coroutine
 from typing import Any
 
-from ridgeline.gateway.limits.config import RedisConfig
+from ridgeline.gateway.limits.redis_client import RedisClient
+from ridgeline.gateway.limits.redis_config import RedisConfig
 from ridgeline.gateway.limits.redis_limiter import RedisLimiter
-from ridgeline.gateway.limits.resp import RedisClient
+from tests.patience import PATIENCE_S
 
+# The machine may be busy: what a test expects to be answered is waited for.
+PATIENT = {"timeout_ms": 60_000, "connect_timeout_ms": 60_000}
 MIDNIGHT_MS = 1_793_491_200_000  # 2026-11-01 00:00 UTC
 
 
 def run(test: Coroutine[Any, Any, None]) -> None:
-    asyncio.run(asyncio.wait_for(test, 60))
+    asyncio.run(asyncio.wait_for(test, PATIENCE_S))
 
 
 def config(url: str, **values: Any) -> RedisConfig:
-    values = {"timeout_ms": 60_000, "prefix": f"test:{uuid.uuid4().hex}", **values}  # the machine may be busy
-    return RedisConfig(url=url, **values)
+    return RedisConfig(url=url, **{**PATIENT, "prefix": f"test:{uuid.uuid4().hex}", **values})
+
+
+def set_deadline(client: RedisClient, seconds: float) -> None:
+    """For answers from now on, also of the connection that there is."""
+    client._timeout_s = seconds
+    connection = client._connection
+    if connection is not None:
+        connection._timeout_s = seconds
+        if connection._timer is not None:
+            connection._timer.cancel()
+        connection._check_deadline()
 
 
 @contextlib.asynccontextmanager

@@ -15,17 +15,10 @@ from ridgeline.gateway.errors import BadRequest, Forbidden, Limited, Unavailable
 from ridgeline.gateway.limits.limiter_types import PICODOLLARS, Reservation, Subject, duration
 from ridgeline.gateway.limits.memory_limiter import MemoryLimiter
 from ridgeline.gateway.tenants.keys import Limits
+from tests.clock import Clock
 
 T = TypeVar("T")
 NOON = 1_793_102_400.0  # 2026-10-27 12:00 UTC
-
-
-class Clock:
-    def __init__(self, now: float = NOON) -> None:
-        self.now = now
-
-    def __call__(self) -> float:
-        return self.now
 
 
 def key(**limits: Any) -> Subject:
@@ -98,7 +91,7 @@ def test_a_request_counts_for_sixty_seconds_and_for_less_than_a_bucket_more(star
 def test_no_sixty_seconds_ever_see_more_tokens_than_the_limit_if_estimates_are_not_too_small(
     limit: int, steps: list[tuple[float, int, int, bool]]
 ) -> None:
-    clock = Clock()
+    clock = Clock(NOON)
     limiter = limiter_at(clock)
     subject = key(tokens_per_minute=limit)
     running: list[tuple[Reservation, int]] = []
@@ -157,7 +150,7 @@ def test_under_overload_at_least_99_percent_of_the_limit_is_admitted(
 def test_who_comes_back_after_retry_after_is_let_in(
     rpm: int, tpm: int, steps: list[tuple[float, int, int]]
 ) -> None:
-    clock = Clock()
+    clock = Clock(NOON)
     limiter = limiter_at(clock)
     subjects = (key(requests_per_minute=rpm, tokens_per_minute=tpm), Subject("team", "t", Limits(rpm + 3)))
     for gap, tokens, used in steps:
@@ -171,7 +164,7 @@ def test_who_comes_back_after_retry_after_is_let_in(
 
 
 def test_an_estimate_too_large_is_given_back_and_one_too_small_is_charged() -> None:
-    clock = Clock()
+    clock = Clock(NOON)
     limiter = limiter_at(clock)
     subject = key(tokens_per_minute=1000)
     limiter.settle(reserve(limiter, subject, tokens=900), 100, 0)
@@ -187,7 +180,7 @@ def test_an_estimate_too_large_is_given_back_and_one_too_small_is_charged() -> N
 
 
 def test_what_is_settled_after_its_minute_gives_nothing_back() -> None:
-    clock = Clock()
+    clock = Clock(NOON)
     limiter = limiter_at(clock)
     subject = key(tokens_per_minute=1000)
     slow = reserve(limiter, subject, tokens=800)
@@ -203,7 +196,7 @@ def test_what_is_settled_after_its_minute_gives_nothing_back() -> None:
 def test_concurrency_is_exact_and_settling_twice_counts_once(
     limit: int, steps: list[tuple[bool, int]]
 ) -> None:
-    limiter = limiter_at(Clock())
+    limiter = limiter_at(Clock(NOON))
     running: list[Reservation] = []
     for begin, which in steps:
         if begin:
@@ -219,7 +212,7 @@ def test_concurrency_is_exact_and_settling_twice_counts_once(
 
 
 def test_a_refusal_by_one_subject_takes_nothing_from_the_others() -> None:
-    limiter = limiter_at(Clock())
+    limiter = limiter_at(Clock(NOON))
     wide, narrow = Subject("team", "t", Limits(requests_per_minute=10)), key(requests_per_minute=1)
     reserve(limiter, wide, narrow)
     for _ in range(20):
@@ -229,7 +222,7 @@ def test_a_refusal_by_one_subject_takes_nothing_from_the_others() -> None:
 
 
 def test_budgets_count_what_is_under_way_and_begin_anew_at_midnight_utc() -> None:
-    clock = Clock()
+    clock = Clock(NOON)
     limiter = limiter_at(clock)
     subject = key(daily_usd=1.0)
     first = reserve(limiter, subject, cost=PICODOLLARS * 6 // 10)
@@ -258,7 +251,7 @@ def test_what_came_before_midnight_is_booked_on_its_own_day() -> None:
 
 
 def test_a_monthly_budget_ends_with_the_month() -> None:
-    clock = Clock()
+    clock = Clock(NOON)
     limiter = limiter_at(clock)
     subject = key(monthly_usd=1.0)
     limiter.settle(reserve(limiter, subject, cost=1), 0, PICODOLLARS)
@@ -280,7 +273,7 @@ def test_spending_is_taken_from_the_ledger_when_a_subject_is_first_seen() -> Non
         return PICODOLLARS
 
     async def scenario() -> None:
-        limiter = MemoryLimiter(spent, seed_timeout_s=60.0, clock=(clock := Clock()), wall=clock)
+        limiter = MemoryLimiter(spent, seed_timeout_s=60.0, clock=(clock := Clock(NOON)), wall=clock)
         results = await asyncio.gather(
             *(limiter.reserve((key(daily_usd=1.5),), 0, PICODOLLARS // 4) for _ in range(4)),
             return_exceptions=True,
@@ -310,7 +303,7 @@ def test_while_the_ledger_does_not_answer_the_keys_own_policy_holds(hangs: bool)
 
 
 def test_what_can_never_fit_is_refused_with_an_error_that_is_not_retried() -> None:
-    limiter = limiter_at(Clock())
+    limiter = limiter_at(Clock(NOON))
     with pytest.raises(BadRequest, match="may use 101 tokens"):
         reserve(limiter, key(tokens_per_minute=100), tokens=101)
     with pytest.raises(BadRequest, match="per day"):
@@ -320,7 +313,7 @@ def test_what_can_never_fit_is_refused_with_an_error_that_is_not_retried() -> No
 
 
 def test_idle_subjects_are_forgotten() -> None:
-    clock = Clock()
+    clock = Clock(NOON)
     limiter = limiter_at(clock)
     for index in range(5000):
         clock.now += 0.1
@@ -330,14 +323,14 @@ def test_idle_subjects_are_forgotten() -> None:
 
 
 def test_subjects_without_limits_cost_nothing_and_say_nothing() -> None:
-    limiter = limiter_at(Clock())
+    limiter = limiter_at(Clock(NOON))
     reservation = reserve(limiter, key(), Subject("team", "t", Limits()))
     assert reservation.headers == {}
     assert limiter.subjects == 0
 
 
 def test_headers_have_openais_names_and_formats() -> None:
-    limiter = limiter_at(Clock())
+    limiter = limiter_at(Clock(NOON))
     team = Subject("team", "t", Limits(requests_per_minute=5, tokens_per_minute=10_000))
     reservation = reserve(limiter, key(requests_per_minute=100, tokens_per_minute=3000), team, tokens=700)
     assert reservation.headers == {
@@ -358,7 +351,7 @@ def test_headers_have_openais_names_and_formats() -> None:
 
 
 def test_a_request_is_counted_once_though_it_reserves_in_two_steps() -> None:
-    clock = Clock()
+    clock = Clock(NOON)
     limiter = limiter_at(clock)
     subject = key(requests_per_minute=2, tokens_per_minute=100, concurrent=1)
     model = Subject("model", "m", Limits(requests_per_minute=1))
@@ -378,11 +371,11 @@ def test_a_request_is_counted_once_though_it_reserves_in_two_steps() -> None:
 
 
 def test_a_request_of_unknown_size_is_refused_where_nothing_is_left() -> None:
-    limiter = limiter_at(Clock())
+    limiter = limiter_at(Clock(NOON))
     limiter.settle(reserve(limiter, key(tokens_per_minute=10), tokens=10), 10, 0)
     with pytest.raises(Limited, match="tokens per minute"):
         now(limiter.admit((key(tokens_per_minute=10),)))
-    limiter = limiter_at(Clock())
+    limiter = limiter_at(Clock(NOON))
     limiter.settle(reserve(limiter, key(daily_usd=1.0), cost=PICODOLLARS), 0, PICODOLLARS)
     with pytest.raises(Limited, match="per day"):
         now(limiter.admit((key(daily_usd=1.0),)))

@@ -13,11 +13,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ridgeline.gateway.limits.config import RedisConfig
-from ridgeline.gateway.limits.resp import RedisClient, RedisError, RedisUnavailable
+from ridgeline.gateway.limits.redis_client import RedisClient, RedisError, RedisUnavailable
+from ridgeline.gateway.limits.redis_config import RedisConfig
 from ridgeline.options import OptionError
 from tests.conftest import free_port
-from tests.gateway.limits.shared_redis import call, config, run
+from tests.gateway.limits.shared_redis import PATIENT, call, config, run
 from tests.patience import PATIENCE_S
 
 
@@ -53,7 +53,7 @@ def test_answers_are_read_whole_however_they_are_cut(cuts: list[int]) -> None:
     stream = b"$5\r\nhe\r\no\r\n:42\r\n*3\r\n$-1\r\n*2\r\n:-1\r\n+OK\r\n$0\r\n\r\n-ERR no\r\n*0\r\n*-1\r\n"
 
     async def scenario() -> None:
-        from ridgeline.gateway.limits.resp import _Connection
+        from ridgeline.gateway.limits.redis_client import _Connection
 
         class Transport:
             def write(self, data: bytes) -> None: ...
@@ -108,15 +108,15 @@ def test_a_connection_with_tls_checks_the_servers_certificate(tmp_path: Path) ->
 
     async def scenario() -> None:
         url = f"rediss://:p%40ss@127.0.0.1:{port}/0"
-        client = RedisClient(RedisConfig(url=url, ca_file=certificate))
+        client = RedisClient(RedisConfig(url=url, ca_file=certificate, **PATIENT))
         await client.start()
         while not client.available:
             await asyncio.sleep(0.02)
         assert await client.call("PING") == b"PONG"
         await client.close()
-        by_file = RedisConfig(f"rediss://127.0.0.1:{port}", tmp_path / "password", certificate)
+        by_file = RedisConfig(f"rediss://127.0.0.1:{port}", tmp_path / "password", certificate, **PATIENT)
         assert await call(by_file, "PING") == b"PONG"
-        stranger = RedisClient(RedisConfig(url=url))  # a self-signed certificate
+        stranger = RedisClient(RedisConfig(url=url, **PATIENT))  # a self-signed certificate
         await stranger.start()
         assert not stranger.available
         await stranger.close()

@@ -10,12 +10,12 @@ from typing import Any
 import pytest
 
 from ridgeline.gateway.errors import Limited, Unavailable
-from ridgeline.gateway.limits.config import RedisConfig
 from ridgeline.gateway.limits.limiter_types import PICODOLLARS, Reservation, Subject
+from ridgeline.gateway.limits.redis_client import RedisUnavailable
+from ridgeline.gateway.limits.redis_config import RedisConfig
 from ridgeline.gateway.limits.redis_limiter import RedisLimiter
-from ridgeline.gateway.limits.resp import RedisUnavailable
 from ridgeline.gateway.tenants.keys import Limits
-from tests.gateway.limits.shared_redis import run
+from tests.gateway.limits.shared_redis import PATIENT, run, set_deadline
 from tests.gateway.services import OwnRedis
 from tests.gateway.waiting import until
 
@@ -39,12 +39,24 @@ def redis(server: OwnRedis) -> OwnRedis:
 
 @contextlib.asynccontextmanager
 async def limiter(redis: OwnRedis, *arguments: Any, **values: Any) -> AsyncIterator[RedisLimiter]:
-    made = RedisLimiter(RedisConfig(url=redis.url, **values), *arguments)
+    made = RedisLimiter(RedisConfig(url=redis.url, **{**PATIENT, **values}), *arguments)
     await made.start()
     try:
         yield made
     finally:
         await made.close()
+
+
+@contextlib.contextmanager
+def hanging(redis: OwnRedis, made: RedisLimiter) -> Iterator[None]:
+    """Redis answers nothing inside of it; only there is the deadline short."""
+    set_deadline(made._link.client, 0.4)
+    redis.pause()
+    try:
+        yield
+    finally:
+        redis.resume()
+        set_deadline(made._link.client, 60.0)
 
 
 def at_once(work: Coroutine[Any, Any, Reservation]) -> Reservation:
@@ -81,17 +93,16 @@ def test_without_redis_a_closed_key_is_refused_and_an_open_one_is_served_without
 
 def test_a_redis_that_hangs_costs_one_deadline_and_then_nothing(redis: OwnRedis) -> None:
     async def scenario() -> None:
-        async with limiter(redis, timeout_ms=400) as made:
+        async with limiter(redis) as made:
             await made.reserve((KEY,), 0, 0)
-            redis.pause()
-            results = await asyncio.gather(
-                *(made.reserve((KEY,), 0, 0, "closed") for _ in range(20)), return_exceptions=True
-            )
-            assert {type(result) for result in results} == {Unavailable}
-            with pytest.raises(Unavailable):
-                at_once(made.reserve((KEY,), 0, 0, "closed"))
-            assert not at_once(made.reserve((KEY,), 0, 0, "open")).known
-            redis.resume()
+            with hanging(redis, made):
+                results = await asyncio.gather(
+                    *(made.reserve((KEY,), 0, 0, "closed") for _ in range(20)), return_exceptions=True
+                )
+                assert {type(result) for result in results} == {Unavailable}
+                with pytest.raises(Unavailable):
+                    at_once(made.reserve((KEY,), 0, 0, "closed"))
+                assert not at_once(made.reserve((KEY,), 0, 0, "open")).known
             await until(lambda: made.available)
             assert (await made.reserve((KEY,), 0, 0)).known
 
@@ -100,10 +111,9 @@ def test_a_redis_that_hangs_costs_one_deadline_and_then_nothing(redis: OwnRedis)
 
 def test_an_idle_gateway_notices_that_redis_hangs_before_a_request_does(redis: OwnRedis) -> None:
     async def scenario() -> None:
-        async with limiter(redis, timeout_ms=400) as made:
-            redis.pause()
-            await until(lambda: not made.available)
-            redis.resume()
+        async with limiter(redis) as made:
+            with hanging(redis, made):
+                await until(lambda: not made.available)
             await until(lambda: made.available)
 
     run(scenario())
@@ -112,13 +122,13 @@ def test_an_idle_gateway_notices_that_redis_hangs_before_a_request_does(redis: O
 def test_what_a_hanging_redis_took_after_all_is_given_back(redis: OwnRedis) -> None:
     async def scenario() -> None:
         places = Subject("key", "k", Limits(concurrent=3))
-        async with limiter(redis, timeout_ms=400, lease_s=3600.0) as made:
+        async with limiter(redis, lease_s=3600.0) as made:
             await made.reserve((places,), 0, 0)
-            redis.pause()
-            for _ in range(2):
-                with pytest.raises(Unavailable):
-                    await made.reserve((places,), 0, 0)
-            redis.resume()  # it runs what was written to it meanwhile
+            with hanging(redis, made):
+                for _ in range(2):
+                    with pytest.raises(Unavailable):
+                        await made.reserve((places,), 0, 0)
+            # It runs what was written to it meanwhile.
             await until(lambda: made.available)
             await until(lambda: not made._settlements.waiting)
             await made.reserve((places,), 0, 0)
@@ -130,12 +140,11 @@ def test_what_a_hanging_redis_took_after_all_is_given_back(redis: OwnRedis) -> N
 def test_what_ended_while_redis_was_away_is_settled_when_it_is_back(redis: OwnRedis) -> None:
     async def scenario() -> None:
         subject = Subject("key", "k", Limits(concurrent=1, tokens_per_minute=1000, daily_usd=1.0))
-        async with limiter(redis, timeout_ms=400, lease_s=3600.0) as made:
+        async with limiter(redis, lease_s=3600.0) as made:
             reservation = await made.reserve((subject,), 500, PICODOLLARS // 2)
-            redis.pause()
-            await until(lambda: not made.available)
-            made.settle(reservation, 900, PICODOLLARS * 7 // 10)
-            redis.resume()
+            with hanging(redis, made):
+                await until(lambda: not made.available)
+                made.settle(reservation, 900, PICODOLLARS * 7 // 10)
             await until(lambda: made.available and not made._settlements.waiting)
             with pytest.raises(Limited) as refused:
                 await made.reserve((subject,), 0, PICODOLLARS // 2)
@@ -174,11 +183,10 @@ def test_a_redis_that_comes_back_empty_is_told_what_is_under_way_and_what_was_sp
 def test_a_request_served_uncounted_counts_as_soon_as_redis_is_back(redis: OwnRedis) -> None:
     async def scenario() -> None:
         subject = Subject("key", "k", Limits(concurrent=1, tokens_per_minute=1000))
-        async with limiter(redis, timeout_ms=400, lease_s=3600.0) as made:
-            redis.pause()
-            await until(lambda: not made.available)
-            served = await made.reserve((subject,), 100, 0, "open")
-            redis.resume()
+        async with limiter(redis, lease_s=3600.0) as made:
+            with hanging(redis, made):
+                await until(lambda: not made.available)
+                served = await made.reserve((subject,), 100, 0, "open")
             await until(lambda: made.available)
             with pytest.raises(Limited):
                 await made.reserve((subject,), 0, 0)
@@ -195,15 +203,14 @@ def test_a_request_admitted_before_redis_was_lost_gives_its_place_back(
 ) -> None:
     async def scenario() -> None:
         place = Subject("key", "k", Limits(concurrent=1))
-        async with limiter(redis, timeout_ms=400, lease_s=3600.0) as made:
+        async with limiter(redis, lease_s=3600.0) as made:
             admitted = await made.admit((place,), "open")
-            redis.pause()
-            if is_noticed:
-                await until(lambda: not made.available)
-            served = await made.reserve((place,), 10, 0, "open", admitted)
-            assert not served.known
-            made.settle(served, 5, 0)
-            redis.resume()
+            with hanging(redis, made):
+                if is_noticed:
+                    await until(lambda: not made.available)
+                served = await made.reserve((place,), 10, 0, "open", admitted)
+                assert not served.known
+                made.settle(served, 5, 0)
             await until(lambda: made.available and not made._settlements.waiting)
             made._leases.renew()
             assert (await made.reserve((place,), 0, 0)).known
@@ -214,17 +221,16 @@ def test_a_request_admitted_before_redis_was_lost_gives_its_place_back(
 def test_a_request_cancelled_while_redis_hangs_renews_no_lease(redis: OwnRedis) -> None:
     async def scenario() -> None:
         place = Subject("key", "k", Limits(concurrent=1))
-        async with limiter(redis, timeout_ms=400, lease_s=3600.0) as made:
+        async with limiter(redis, lease_s=3600.0) as made:
             admitted = await made.admit((place,), "open")
-            redis.pause()
-            waiting = asyncio.create_task(made.reserve((place,), 10, 0, "open", admitted))
-            await asyncio.sleep(0)
-            waiting.cancel()
-            with pytest.raises(asyncio.CancelledError):
-                await waiting
-            made.settle(admitted, 0, 0)
-            await until(lambda: not made.available)
-            redis.resume()
+            with hanging(redis, made):
+                waiting = asyncio.create_task(made.reserve((place,), 10, 0, "open", admitted))
+                await asyncio.sleep(0)
+                waiting.cancel()
+                with pytest.raises(asyncio.CancelledError):
+                    await waiting
+                made.settle(admitted, 0, 0)
+                await until(lambda: not made.available)
             await until(lambda: made.available and not made._settlements.waiting)
             made._leases.renew()
             assert (await made.reserve((place,), 0, 0)).known
@@ -259,13 +265,13 @@ def test_a_full_redis_is_no_redis(redis: OwnRedis) -> None:
 
 
 def test_what_waits_for_redis_is_bounded(redis: OwnRedis, monkeypatch: pytest.MonkeyPatch) -> None:
-    from ridgeline.gateway.limits import resp, settlements
+    from ridgeline.gateway.limits import redis_client, settlements
 
-    monkeypatch.setattr(resp, "MAX_PENDING", 8)
+    monkeypatch.setattr(redis_client, "MAX_PENDING", 8)
     monkeypatch.setattr(settlements, "MAX_UNSETTLED", 8)
 
     async def scenario() -> None:
-        async with limiter(redis, timeout_ms=5000) as made:
+        async with limiter(redis) as made:
             asked = [made._link.client.call("PING") for _ in range(8)]
             with pytest.raises(RedisUnavailable):
                 made._link.client.call("PING")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -18,10 +19,11 @@ from ridgeline.gateway.limits.limiter_types import (
     Subject,
 )
 from ridgeline.gateway.limits.memory_limiter import MemoryLimiter
+from ridgeline.gateway.limits.redis_client import Done
 from ridgeline.gateway.limits.redis_limiter import RedisLimiter
-from ridgeline.gateway.limits.resp import Done
 from ridgeline.gateway.tenants.keys import Limits
 from tests.gateway.limits.shared_redis import MIDNIGHT_MS, call, config, limiter, run, settled
+from tests.gateway.services import OwnRedis
 from tests.patience import PATIENCE_S
 
 # ---- the same as in memory ----
@@ -307,10 +309,19 @@ def test_a_clock_set_back_neither_opens_the_window_nor_closes_it_for_long(
     run(scenario())
 
 
-def test_scripts_that_redis_was_told_to_forget_are_loaded_again(redis_url: str) -> None:
+@pytest.fixture
+def own_redis() -> Iterator[OwnRedis]:
+    own = OwnRedis()
+    yield own
+    own.stop()
+
+
+def test_scripts_that_redis_was_told_to_forget_are_loaded_again(own_redis: OwnRedis) -> None:
+    """Its own Redis: another test's scripts must not be forgotten in the middle of that test."""
+
     async def scenario() -> None:
         subject = Subject("key", "k", Limits(concurrent=1))
-        async with limiter(config(redis_url, lease_s=1.0)) as made:
+        async with limiter(config(own_redis.url, lease_s=1.0)) as made:
             for _ in range(2):
                 await made._link.client.call("SCRIPT", "FLUSH")
                 reservation = await made.reserve((subject,), 0, 0)

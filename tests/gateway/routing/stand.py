@@ -53,6 +53,7 @@ class Topics:
         return msgspec.json.encode({"data": data})
 
     def embedder(self, **options: Any) -> Embedder:
+        options = {"timeout_ms": 60_000.0, **options}  # the machine may be busy
         return Embedder(EmbeddingsConfig(upstream="topics", model="topics", **options), self.post)
 
 

@@ -86,7 +86,7 @@ def test_what_cannot_be_told_apart_saves_no_more_than_chance(prepared: Prepared)
 def test_models_between_which_there_is_no_gap_are_not_judged(prepared: Prepared) -> None:
     examples = prepared.examples
     turned = replace(examples, outcomes=examples.outcomes[:, ::-1].copy())
-    with pytest.raises(OptionError, match="large is no better than small"):
+    with pytest.raises(OptionError, match="large is not better than small"):
         evaluate(replace(prepared, examples=turned))
 
 

@@ -36,7 +36,7 @@ async def test_vectors_for_a_fit_are_those_of_a_decision_and_the_server_ends_wit
             answer = await client.ask(origin, "POST", "/v1/embeddings", headers, body, timeouts=Timeouts())
             return await answer.read(1 << 20)
 
-        embedder = Embedder(EmbeddingsConfig(upstream="own", model=MODEL, timeout_ms=20_000.0), post)
+        embedder = Embedder(EmbeddingsConfig(upstream="own", model=MODEL, timeout_ms=1000 * PATIENCE_S), post)
         asked = await embedder.embed(TEXTS, max_tokens=64)
         client.close()
         with pytest.raises(EmbeddingFailed, match="answered 404"):

@@ -86,7 +86,7 @@ def sections(upstream: Upstream, path: Path, **route: Any) -> dict[str, Any]:
             {"name": "small", "targets": ("up/small",), "price_in": 1.0, "price_out": 1.0},
             {"name": "large", "targets": ("up/large",), "price_in": 10.0, "price_out": 10.0},
         ],
-        "embeddings": {"upstream": "up", "model": "topics", "timeout_ms": 5000.0},
+        "embeddings": {"upstream": "up", "model": "topics", "timeout_ms": 60_000.0},
         "routes": [{"name": "auto", "models": ("small", "large"), "artifact": path, **route}],
         "rules": [{"name": "tools", "model": "large", "tools": True, "always": True}],
     }

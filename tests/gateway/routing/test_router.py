@@ -12,14 +12,8 @@ from ridgeline.gateway.routing.learned.artifact import Artifact, save
 from ridgeline.gateway.routing.router import ModelRouter
 from ridgeline.gateway.routing.sticky import StickyTable
 from ridgeline.options import OptionError
+from tests.clock import Clock
 from tests.gateway.routing.stand import MODELS, Topics, artifact, ask
-
-
-class Clock:
-    now = 0.0
-
-    def __call__(self) -> float:
-        return self.now
 
 
 @pytest.fixture(scope="module")
@@ -35,7 +29,7 @@ def path(fitted: Artifact, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def router(path: Path, *rules: RuleConfig, topics: Topics | None = None, **options: Any) -> ModelRouter:
-    clock = options.pop("clock", Clock())
+    clock = options.pop("clock", Clock(0.0))
     route = RouteConfig(models=MODELS, artifact=path, **options)
     return ModelRouter([route], rules, (topics or Topics()).embedder(), clock)
 
@@ -101,7 +95,7 @@ async def test_only_the_first_characters_of_a_long_text_are_embedded(path: Path)
 
 
 async def test_a_conversation_stays_on_its_model_for_a_time(path: Path) -> None:
-    clock = Clock()
+    clock = Clock(0.0)
     choices = router(path, clock=clock, sticky_s=60.0)
     first, later = (
         "what is the sum of these",

@@ -17,8 +17,8 @@ BY = Actor("tester", "127.0.0.1")
 @pytest.fixture(params=["sqlite", "postgres"])
 def store_config(request: pytest.FixtureRequest) -> StoreConfig:
     if request.param == "sqlite":
-        return StoreConfig()
-    return StoreConfig(url=request.getfixturevalue("postgres_url"))
+        return StoreConfig(timeout_s=60.0)
+    return StoreConfig(url=request.getfixturevalue("postgres_url"), timeout_s=60.0)
 
 
 @pytest.fixture

@@ -106,7 +106,7 @@ async def test_keys_stay_known_while_postgresql_is_away_also_to_workers_that_sta
     tmp_path: Path,
 ) -> None:
     own = OwnPostgres()
-    config = StoreConfig(url=own.url, timeout_s=2.0, poll_s=0.05)
+    config = StoreConfig(url=own.url, timeout_s=60.0, poll_s=0.05)
     store, second, later = (Store(config, tmp_path) for _ in range(3))
     try:
         record, secret = await Registry(store).create_key(lambda id: Key(id, "app"), BY)
@@ -156,7 +156,7 @@ async def test_a_sqlite_file_that_another_process_locks_is_waited_for_without_st
 ) -> None:
     import sqlite3
 
-    store = Store(StoreConfig(), tmp_path)
+    store = Store(StoreConfig(timeout_s=60.0), tmp_path)
     registry = Registry(store)
     await registry.create_team(lambda id: Team(id, "red"), BY)
     other = sqlite3.connect(tmp_path / "tenants.db", isolation_level=None)

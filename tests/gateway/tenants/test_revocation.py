@@ -16,7 +16,6 @@ import httpx
 from tests.gateway.mock_upstream import MockUpstream
 from tests.patience import PATIENCE_S
 
-START_S = 60.0
 WORKERS = 2
 
 CONFIG = """\
@@ -53,7 +52,7 @@ async def gateway(folder: Path, **values: Any) -> tuple[asyncio.subprocess.Proce
     )
     assert process.stdout is not None
     printed = ""
-    async with asyncio.timeout(START_S):
+    async with asyncio.timeout(PATIENCE_S):
         while "serving on" not in printed:
             line = await process.stdout.readline()
             assert line, "the gateway ended before it was ready"
@@ -86,7 +85,7 @@ async def test_a_key_made_at_one_gateway_works_at_both_until_it_is_revoked_at_th
     try:
         (_, _, one_admin), (_, _, two_admin) = (one for one in gateways if not isinstance(one, BaseException))
         urls = [one[1] for one in gateways if not isinstance(one, BaseException)]
-        async with httpx.AsyncClient(timeout=30) as admin:
+        async with httpx.AsyncClient(timeout=PATIENCE_S) as admin:
 
             async def ask_admin(name: str, method: str, path: str) -> dict[str, Any]:
                 key = (tmp_path / name / "state" / "admin-key").read_text().strip()

@@ -14,6 +14,7 @@ from ridgeline.gateway.upstreams.config import RetryConfig, UpstreamConfig
 from ridgeline.gateway.upstreams.opened import Attempt, Opened
 from ridgeline.gateway.upstreams.outgoing import Outgoing, Target
 from ridgeline.gateway.upstreams.upstreams import Upstreams
+from tests.patience import PATIENCE_S
 from tests.proxy.scripted import (
     Script,
     Scripted,
@@ -49,7 +50,7 @@ class Gateway:
     async def open(self, names: str | None = None, **options: Any) -> Opened:
         stream = options.pop("stream", False)
         outgoing = Outgoing("POST", "/v1/chat/completions", [(b"x-request-id", b"r1")], b"{}", stream)
-        options.setdefault("deadline", self.clock() + 10)
+        options.setdefault("deadline", self.clock() + PATIENCE_S)
         options.setdefault("prepare", lambda target: outgoing)
         self.attempts = []
         return await self.upstreams.open(
@@ -84,10 +85,12 @@ class Gateway:
 
     async def at_rest(self) -> None:
         """No place is held, no connection is open but kept ones."""
-        assert [(state.inflight, state.waiting) for state in self.upstreams.snapshot()] == [
-            (0, 0) for _ in self.names
-        ]
-        assert not self.upstreams._client.pool.live
+        assert self.is_at_rest
+
+    @property
+    def is_at_rest(self) -> bool:
+        held = [(state.inflight, state.waiting) for state in self.upstreams.snapshot()]
+        return held == [(0, 0)] * len(self.names) and not self.upstreams._client.pool.live
 
 
 @contextlib.asynccontextmanager
@@ -99,7 +102,7 @@ async def gateway(
     async with contextlib.AsyncExitStack() as stack:
         servers = [await stack.enter_async_context(scripted(*each)) for each in scripts]
         configs = [
-            UpstreamConfig(**{"name": name, "url": server.url, "first_byte_timeout_s": 5.0, **config})
+            UpstreamConfig(**{"name": name, "url": server.url, "first_byte_timeout_s": PATIENCE_S, **config})
             for name, server in zip(names, servers, strict=True)
         ]
         clock = Clock()

@@ -86,8 +86,7 @@ async def test_after_chaos_nothing_is_left() -> None:
             await asyncio.sleep(rng.uniform(0, 0.006))
         await asyncio.gather(*tasks, return_exceptions=True)
         assert [task.exception() for task in tasks if not task.cancelled() and task.exception()] == []
-        await asyncio.sleep(0.01)  # hedges that lost have been told
-        await g.at_rest()
+        await g.servers[0].until(lambda: g.is_at_rest)  # hedges that lost have been told
         kept = [
             g.upstreams._client.pool.idle_connections(one.origin) for one in g.upstreams._upstreams.values()
         ]

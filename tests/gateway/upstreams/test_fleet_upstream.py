@@ -48,17 +48,18 @@ class Front:
 
 
 @asynccontextmanager
-async def front(tmp_path: Path, **model: Any) -> AsyncIterator[Front]:
+async def front(tmp_path: Path, gateway: dict[str, Any] | None = None, **model: Any) -> AsyncIterator[Front]:
     path = tmp_path / "controller.sock"
     controller = await ControllerSocket(path, ModelEntry(MODEL, **model)).start()
     stage = Stage(controller)
     values = {
         "upstreams": [{"name": "pool", "kind": "fleet", "control": path}],
         "models": [{"name": "*", "targets": ("pool/*",), "price_in": 1.0, "price_out": 2.0}],
+        "gateway": gateway or {},
     }
     try:
-        async with staged(tmp_path, values) as gateway:
-            yield Front(gateway, stage)
+        async with staged(tmp_path, values) as made:
+            yield Front(made, stage)
     finally:
         for replica in stage.replicas:
             await replica.stop()
@@ -104,6 +105,24 @@ async def test_a_stream_through_the_gateway_survives_its_replica(tmp_path: Path)
         assert len(other.states) == 1
 
 
+async def test_the_gateways_region_and_a_keys_residency_reach_the_fleet(tmp_path: Path) -> None:
+    async with front(tmp_path, gateway={"region": "eu"}) as on:
+        (near,) = await on.add(1, region="eu")
+        (far,) = await on.add(1, region="us")
+        for _ in range(4):
+            assert (await on.gateway.http.post(CHAT, json=asking(MODEL))).status_code == 200
+        assert (len(near.bodies), len(far.bodies)) == (4, 0)
+        _, abroad = await on.gateway.new_key(name="abroad", residency=("u*",))
+        _, nowhere = await on.gateway.new_key(name="nowhere", residency=("asia",))
+        async with on.gateway.client(abroad) as client:
+            assert (await client.post(CHAT, json=asking(MODEL))).status_code == 200
+        assert (len(near.bodies), len(far.bodies)) == (4, 1)
+        async with on.gateway.client(nowhere) as client:
+            refused = await client.post(CHAT, json=asking(MODEL))
+        assert (refused.status_code, refused.json()["error"]["code"]) == (503, "no_replica")
+        assert "residency allows the regions asia" in refused.json()["error"]["message"]
+
+
 async def test_a_saturated_fleet_is_a_429_and_a_cold_one_a_503(tmp_path: Path) -> None:
     async with front(tmp_path, max_held=0, cold_s=0.2) as on:
         on.stage.publish()
@@ -123,6 +142,7 @@ async def test_a_saturated_fleet_is_a_429_and_a_cold_one_a_503(tmp_path: Path) -
     ("table", "said"),
     [
         ({"kind": "fleet"}, "needs the address of its controller"),
+        ({"kind": "fleet", "control": Path("/x"), "region": "eu"}, r"set \[gateway\] region"),
         (
             {"kind": "fleet", "control": Path("/x"), "url": "http://h:1"},
             "needs the address of its controller",
@@ -143,3 +163,21 @@ def test_files_are_not_kept_in_a_fleet() -> None:
     values["gateway"] = {"objects_upstream": "pool"}
     with pytest.raises(OptionError, match="is a fleet"):
         checked(make_settings(values))
+
+
+async def test_a_continued_response_goes_to_the_replica_that_stores_it(tmp_path: Path) -> None:
+    async with front(tmp_path) as on:
+        made = [(await on.add(1, epoch=f"{number:016x}"))[0] for number in range(3)]
+        for replica in made:
+            replica.extra = {"id": f"resp_{replica.epoch}{'9' * 32}", "object": "response", "output": []}
+        asked = {"model": MODEL, "input": "hello"}
+        first = (await on.gateway.http.post("/v1/responses", json=asked)).json()
+        for _ in range(6):
+            more = asked | {"previous_response_id": first["id"]}
+            assert (await on.gateway.http.post("/v1/responses", json=more)).json() == first
+        stores = next(one for one in made if one.epoch in first["id"])
+        assert len(stores.bodies) == 7
+        on.stage.publish(stores)
+        await until(lambda: stores.id not in on.fleet.replicas, "the table")
+        gone = await on.gateway.http.post("/v1/responses", json=more)
+        assert (gone.status_code, gone.json()["error"]["param"]) == (400, "previous_response_id")

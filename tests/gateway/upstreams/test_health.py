@@ -18,6 +18,7 @@ from ridgeline.gateway.upstreams.credentials import read_credentials
 from ridgeline.gateway.upstreams.upstreams import Upstreams
 from ridgeline.options import OptionError, options_of
 from tests.gateway.upstreams.several import Gateway, gateway
+from tests.patience import PATIENCE_S
 from tests.proxy.scripted import hangs, replies, resets, scripted, sends
 
 ONE_BYTE = sends(b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n1\r\na\r\n")
@@ -102,8 +103,9 @@ async def test_two_failed_probes_open_the_breaker_and_a_good_one_lets_a_request_
 
 
 async def test_a_probe_that_hangs_has_failed() -> None:
-    async with gateway([hangs], probe_timeout_s=0.1) as g:
+    async with gateway([hangs], probe_timeout_s=0.5) as g:
         assert await g.upstreams.probe() == {"a": False}
+        await g.servers[0].until(lambda: bool(g.servers[0].requests))
         assert g.servers[0].requests[0].path == "/v1/models"
         await g.at_rest()
 
@@ -127,6 +129,14 @@ def report(status: str, **usage: Any) -> bytes:
     return json.dumps({"request_id": "r", "status": status, "usage": usage}).encode()
 
 
+@pytest.fixture
+def patient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An answer that comes is waited for, on a busy machine too."""
+    monkeypatch.setattr(usage_reports, "WAIT_S", PATIENCE_S)
+    monkeypatch.setattr(usage_reports, "UNKNOWN_S", PATIENCE_S)
+
+
+@pytest.mark.usefixtures("patient")
 async def test_usage_is_asked_for_until_the_request_has_ended() -> None:
     done = report(
         "aborted",
@@ -141,6 +151,7 @@ async def test_usage_is_asked_for_until_the_request_has_ended() -> None:
         assert [request.path for request in g.servers[0].requests] == ["/v1/usage/req_1"] * 2
 
 
+@pytest.mark.usefixtures("patient")
 async def test_a_request_that_arrives_after_the_question_for_it_is_found() -> None:
     script = [replies(404), replies(404), replies(200, report("aborted", prompt_tokens=3))]
     async with gateway(script, kind="ridgeline") as g:

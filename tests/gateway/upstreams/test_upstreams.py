@@ -52,6 +52,16 @@ async def test_what_fails_before_the_first_byte_is_retried_unseen(failure: Scrip
         await g.at_rest()
 
 
+async def test_residency_allows_upstreams_of_its_regions_alone() -> None:
+    async with gateway([replies(200, b"eu")], region="eu-west") as g:
+        assert await g.body(residency=(("eu-*",),)) == b"eu"
+        error = await g.error(residency=(("eu-*",), ("us-*",)))
+        assert (error.status, error.code, g.attempts) == (403, "residency", [])
+    async with gateway([replies(200, b"anywhere")]) as g:
+        assert await g.body() == b"anywhere"
+        assert (await g.error(residency=(("eu-*",),))).status == 403  # where it computes is not known
+
+
 @pytest.mark.parametrize("failure", [replies(500), resets])
 async def test_what_makes_something_upstream_is_not_sent_twice(failure: Script) -> None:
     async with gateway([failure, replies(200, b"ok")]) as g:
@@ -178,7 +188,7 @@ async def test_the_requests_own_deadline_ends_it() -> None:
 
 async def test_a_wait_that_the_deadline_does_not_allow_is_not_begun() -> None:
     async with gateway([replies(500)], retries={"backoff_ms": 60_000.0, "backoff_max_ms": 60_000.0}) as g:
-        error = await g.error()
+        error = await g.error(deadline=g.clock() + 10)
         assert (error.status, len(g.attempts)) == (502, 1)
 
 

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import msgspec
 
+from ridgeline.gateway.accounting.admin_endpoints import csv_of, report_of
 from ridgeline.gateway.accounting.errors import LedgerError
-from ridgeline.gateway.accounting.routes import csv_of, report_of
 from ridgeline.gateway.accounting.store.places import JOURNALS, sqlite_ledger, sqlite_path, store_at
 from ridgeline.gateway.accounting.store.reports import (
     MAX_LINES,

@@ -86,7 +86,7 @@ def fit_artifact(
 def check_gain(examples: Examples) -> None:
     if float(examples.outcomes[:, -1].mean()) <= float(examples.outcomes[:, 0].mean()):
         raise OptionError(
-            f"{examples.models[-1]} is no better than {examples.models[0]} here: routing cannot help"
+            f"{examples.models[-1]} is not better than {examples.models[0]} here: routing cannot help"
         )
 
 

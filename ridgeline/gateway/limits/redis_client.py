@@ -17,7 +17,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from typing import TypeAlias, cast
 
-from ridgeline.gateway.limits.config import RedisConfig
+from ridgeline.gateway.limits.redis_config import RedisConfig
 from ridgeline.options import OptionError
 
 logger = logging.getLogger(__name__)
