@@ -10,11 +10,12 @@ set -euo pipefail
 MODEL=${MODEL:-smollm2-135m}
 PORT=${PORT:-8000}
 REQUESTS=${REQUESTS:-20}
+SLO=${SLO:-ttft_p90=5s,tpot_p90=500ms}
 folder=${1:-$(mktemp -d)}
 traffic=(--input 128 --output 32 --rate 1 --requests "$REQUESTS")
 
 echo '--- plan'
-ridgeline plan "$MODEL" --hardware cpu "${traffic[@]}" --slo ttft_p90=5s,tpot_p90=500ms --out "$folder/plan"
+ridgeline plan "$MODEL" --hardware cpu "${traffic[@]}" --slo "$SLO" --out "$folder/plan"
 
 echo '--- serve with the plan'
 ridgeline serve --config "$folder/plan/plan.toml" --port "$PORT" --state-dir "$folder/state" >"$folder/serve.log" 2>&1 &

@@ -7,7 +7,6 @@ Unknown keys are errors that name the nearest key. The command line checks the o
 from __future__ import annotations
 
 import os
-import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -19,10 +18,22 @@ from ridgeline.fleet.config_models import (
     TABLES,
     FleetModel,
     ModelConfig,
+    PlaceConfig,
     ServeValue,
 )
 from ridgeline.fleet.config_substrates import SUBSTRATES, SubstrateConfig
-from ridgeline.options import OptionError, build, check_range, check_values, nearest, option
+from ridgeline.fleet.placement.pools import read_latencies
+from ridgeline.fleet.placement.regions import allows
+from ridgeline.options import (
+    OptionError,
+    build,
+    check_range,
+    check_values,
+    list_of_tables,
+    nearest,
+    option,
+    read_toml,
+)
 from ridgeline.running import state_home
 
 
@@ -32,12 +43,15 @@ class FleetConfig:
 
     host: str = option("127.0.0.1", "address to listen on; 0.0.0.0 for every interface")
     port: int = option(8080, "port to listen on; 0 picks a free one")
-    grpc_port: int | None = option(None, "also serve gRPC, on this port; needs ridgeline[grpc]; default: off")
+    grpc_port: int | None = option(None, "also serve gRPC on this port (needs ridgeline[grpc]); default: off")
     routers: int = option(1, "router processes, which share the port")
+    region: str = option(
+        "", "region of the routers: replicas there are preferred, then those of the nearest region"
+    )
     state_dir: Path | None = option(
         None, "directory for state, events, logs and sockets; default: ~/.local/state/ridgeline/fleet"
     )
-    api_keys: tuple[str, ...] = option((), "accepted bearer keys; without any here or in a file, none")
+    api_keys: tuple[str, ...] = option((), "accepted bearer keys; default: no key is needed")
     api_key_file: Path | None = option(None, "file with one accepted key per line; # starts a comment")
     allowed_hosts: tuple[str, ...] = option(
         (), "without keys: host names that clients may use, *.NAME for subdomains, * for any"
@@ -50,14 +64,16 @@ class FleetConfig:
         None, "file with the token for control_host; default: control-token in state_dir, made at the start"
     )
     budget: float | None = option(
-        None, "most that all replicas together may cost per hour, in the unit of price: a hard limit"
+        None, "hard limit on the cost of all replicas per hour, in the currency of price"
     )
-    drain_s: float = option(30.0, "seconds for running requests to finish before a replica or router ends")
-    start_s: float = option(900.0, "seconds for a replica to become ready; then it is started again")
+    drain_s: float = option(
+        30.0, "seconds that running requests have to finish before a replica or router stops"
+    )
+    start_s: float = option(900.0, "seconds that a replica has to become ready before it is started again")
     stall_s: float = option(
-        30.0, "a replica with running requests and no step for this many seconds is lost and replaced"
+        30.0, "replace a replica that has requests and makes no step for this many seconds"
     )
-    events_kept: int = option(10_000, "events in the store; the oldest are removed")
+    events_kept: int = option(10_000, "events to keep; the oldest are removed")
     log_level: Literal["debug", "info", "warning", "error"] = option(
         "info", "least severe level that is logged"
     )
@@ -81,6 +97,7 @@ class FleetSettings:
     substrate: SubstrateConfig = field(default_factory=SubstrateConfig)
     substrate_options: Any = None  # of its kind: LocalConfig, RayConfig or KubernetesConfig
     models: tuple[FleetModel, ...] = ()
+    latency_ms: Mapping[str, Mapping[str, float]] = field(default_factory=dict)  # [latency.REGION]
 
     @property
     def state_dir(self) -> Path:
@@ -88,32 +105,25 @@ class FleetSettings:
         return state_home() / "fleet" if chosen is None else chosen.expanduser().absolute()
 
     def model(self, name: str) -> FleetModel | None:
-        """By its name or an alias."""
+        """The model with this name or alias; None if there is none."""
         return next((one for one in self.models if name in one.names), None)
 
     @property
     def keys(self) -> tuple[str, ...]:
-        """The keys that clients may use: those of the file, and those of api_key_file."""
+        """The keys that clients may use: api_keys, and those of api_key_file."""
         return (*self.fleet.api_keys, *read_keys(self.fleet.api_key_file))
 
 
 def read_fleet(path: Path, flags: Mapping[str, Any] | None = None) -> FleetSettings:
-    """The file's settings; flags override [fleet]. OptionError says what to change."""
-    try:
-        with path.open("rb") as file:
-            document = tomllib.load(file)
-    except OSError as error:
-        raise OptionError(f"{path}: cannot be read: {error.strerror}") from error
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise OptionError(f"{path}: not valid TOML: {error}") from error
-    return make_fleet(document, flags, where=f"{path}: ")
+    """Read the settings of a file; flags override [fleet]. An OptionError says what to change."""
+    return make_fleet(read_toml(path), flags, where=f"{path}: ")
 
 
 def make_fleet(
     document: Mapping[str, Any], flags: Mapping[str, Any] | None = None, where: str = ""
 ) -> FleetSettings:
-    """From a parsed document."""
-    known = ("fleet", "substrate", "models")
+    """Build the settings from a parsed document."""
+    known = ("fleet", "substrate", "models", "latency")
     for section in document:
         if section not in known:
             raise OptionError(f"{where}unknown section [{section}]{nearest(section, known)}")
@@ -123,11 +133,10 @@ def make_fleet(
         flags or {},
     )
     substrate, options = _substrate(_table(document, "substrate", where), where)
-    tables = document.get("models", [])
-    if not isinstance(tables, list) or not all(isinstance(one, dict) for one in tables):
-        raise OptionError(f"{where}models is a list: write [[models]] above the keys of each")
+    tables = list_of_tables(document.get("models", []), "models", where)
     models = tuple(_model(table, f"{where}[[models]] {number} ") for number, table in enumerate(tables, 1))
-    return _checked(FleetSettings(fleet, substrate, options, models), where)
+    latencies = read_latencies(document.get("latency", {}), where)
+    return _checked(FleetSettings(fleet, substrate, options, models, latencies), where)
 
 
 def read_keys(path: Path | None) -> tuple[str, ...]:
@@ -156,21 +165,37 @@ def _substrate(table: dict[str, Any], where: str) -> tuple[SubstrateConfig, Any]
 
 
 def _model(table: dict[str, Any], where: str) -> FleetModel:
+    places = _places(table.get("places", []), where)
+    table = {key: value for key, value in table.items() if key != "places"}
     own, below = _split(table, ("serve", *TABLES), where, ModelConfig)
     model = build(ModelConfig, check_values(ModelConfig, own, where))
     if model.name:
         where = f"{where.rpartition('[[')[0]}[[models]] {model.name}: "
     else:
-        raise OptionError(f"{where}has no name: the one that clients ask for")
+        raise OptionError(f"{where}has no name: set the name that clients ask for")
     parts: dict[str, Any] = {
         name: build(kind, check_values(kind, below.get(name, {}), f"{where}[models.{name}] "))
         for name, kind in TABLES.items()
     }
-    return FleetModel(model, serve_options(below.get("serve", {}), where), **parts, scales="scaling" in below)
+    served = serve_options(below.get("serve", {}), where)
+    return FleetModel(model, served, **parts, scales="scaling" in below, places=places)
+
+
+def _places(tables: Any, where: str) -> tuple[PlaceConfig, ...]:
+    tables = list_of_tables(tables, "models.places", where)
+    where = f"{where}[[models.places]] "
+    places = tuple(build(PlaceConfig, check_values(PlaceConfig, table, where)) for table in tables)
+    keys = [one.key for one in places]
+    for place in places:
+        if not place.region:
+            raise OptionError(f"{where}has no region")
+        if keys.count(place.key) > 1:
+            raise OptionError(f"{where}region {place.region!r} and pool {place.pool!r} stand there twice")
+    return places
 
 
 def serve_options(values: Mapping[str, Any], where: str = "") -> dict[str, ServeValue]:
-    """The values of [models.serve], of which each is one that a flag can have."""
+    """Check the values of [models.serve]: each must be one that a flag can have."""
     checked: dict[str, ServeValue] = {}
     for key, value in values.items():
         if key in FLEET_SETS:
@@ -197,7 +222,7 @@ def _split(
     below = {key: value for key, value in table.items() if key in tables}
     for key, value in below.items():
         if not isinstance(value, dict):
-            raise OptionError(f"{where}{key} is a table: write its keys below a line of its own")
+            raise OptionError(f"{where}{key} must be a table, not {value!r}")
     return own, below
 
 
@@ -217,9 +242,7 @@ def _checked(settings: FleetSettings, where: str) -> FleetSettings:
     for model in settings.models:
         for name in model.names:
             if name in seen:
-                raise OptionError(
-                    f"{where}the name {name!r} stands at two models: {seen[name]}, {model.name}"
-                )
+                raise OptionError(f"{where}two models have the name {name!r}: {seen[name]}, {model.name}")
             seen[name] = model.name
         if model.slug in slugs:
             raise OptionError(
@@ -238,13 +261,28 @@ def _checked(settings: FleetSettings, where: str) -> FleetSettings:
                 f"{where}[[models]] {model.name}: replicas is {model.model.replicas}, less than "
                 f"[models.scaling] min ({model.scaling.min})"
             )
+        _check_places(model, where)
     cost = sum(model.model.replicas * model.resources.price for model in settings.models)
     if settings.fleet.budget is not None and cost > settings.fleet.budget + 1e-9:
         raise OptionError(
-            f"{where}[fleet] budget is {settings.fleet.budget:g}; replicas cost {cost:g} per hour"
+            f"{where}replicas cost {cost:g} per hour, more than [fleet] budget ({settings.fleet.budget:g})"
         )
     if len(os.fsencode(settings.state_dir)) > 80:
         raise OptionError(
-            f"{where}[fleet] state_dir: {settings.state_dir} is too long for the sockets in it (80 bytes)"
+            f"{where}[fleet] state_dir: {settings.state_dir} is longer than 80 bytes: "
+            "a longer path leaves no room for the names of its sockets"
         )
     return settings
+
+
+def _check_places(model: FleetModel, where: str) -> None:
+    where = f"{where}[[models]] {model.name}: "
+    if model.places and (model.resources.region or model.resources.pool):
+        raise OptionError(
+            f"{where}[models.resources] region and pool are for a model without [[models.places]]"
+        )
+    rule = model.model.residency
+    for place in model.spread:
+        if not allows(rule, place.region):
+            runs = f"region {place.region!r}" if place.region else "a place without a region"
+            raise OptionError(f"{where}residency allows {', '.join(rule)}, but its replicas run in {runs}")

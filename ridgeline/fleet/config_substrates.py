@@ -26,6 +26,9 @@ class LocalConfig:
     cpus: int | None = option(None, "threads for all replicas together; default: the machine's")
     memory: float | None = option(None, "GiB for all replicas together; default: the machine's")
     gpus: tuple[str, ...] = option((), "indices of the GPUs that replicas may use")
+    separate_caches: bool = option(
+        False, "give each replica a separate, empty cache, as on separate machines; removed at its end"
+    )
 
     def __post_init__(self) -> None:
         check_range(self, "[substrate.local]", 1, 65_536, "cpus")
@@ -43,7 +46,9 @@ class RayConfig:
     resources: tuple[str, ...] = option(
         (), "custom resources of each replica, as NAME=AMOUNT, such as accelerator_type:H200=0.001"
     )
-    cpus: int | None = option(None, "of a cluster that is started here: its CPUs; default: the machine's")
+    cpus: int | None = option(
+        None, "CPUs of a Ray cluster that the controller starts; default: the machine's"
+    )
 
     def __post_init__(self) -> None:
         check_range(self, "[substrate.ray]", 1, 65_536, "cpus")
@@ -59,9 +64,9 @@ class KubernetesConfig:
     )
     image: str = option("ridgeline:latest", "image of the replicas' pods")
     pull_policy: Literal["Always", "IfNotPresent", "Never"] = option(
-        "IfNotPresent", "when nodes fetch the image"
+        "IfNotPresent", "when a node pulls the image"
     )
-    pull_secrets: tuple[str, ...] = option((), "names of Secrets to fetch the image with")
+    pull_secrets: tuple[str, ...] = option((), "names of Secrets for pulling the image")
     api: str | None = option(
         None, "URL of the Kubernetes API, such as that of `kubectl proxy`; default: that of the pod's cluster"
     )

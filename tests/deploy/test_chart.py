@@ -57,7 +57,7 @@ EVERYTHING: dict[str, Any] = {
 
 def helm(*arguments: str) -> subprocess.CompletedProcess[str]:
     assert HELM is not None
-    return subprocess.run([HELM, *arguments], capture_output=True, text=True, timeout=120, check=False)
+    return subprocess.run([HELM, *arguments], capture_output=True, text=True, timeout=300, check=False)
 
 
 def render(values: dict[str, Any] | None = None, mode: str = "deployments") -> str:
@@ -167,7 +167,7 @@ def test_commands_are_accepted_by_the_programs(tmp_path: Path) -> None:
         cwd=ROOT,
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=300,
         check=False,
     )
     assert done.returncode == 0, done.stderr

@@ -84,7 +84,7 @@ def test_the_command_is_accepted(tmp_path: Path) -> None:
         cwd=ROOT,
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=300,
         check=True,
     )
     assert tomllib.loads(done.stdout)["server"]["host"] == "0.0.0.0"
@@ -117,7 +117,7 @@ def test_the_health_check_fails_without_a_server_and_passes_with_one() -> None:
         base = f"http://127.0.0.1:{server.server_port}"
         for path, right in (("/ready", True), ("/other", False)):
             variables = os.environ | {"HEALTH_URL": base + path}
-            done = subprocess.run(command, env=variables, capture_output=True, timeout=60, check=False)
+            done = subprocess.run(command, env=variables, capture_output=True, timeout=300, check=False)
             assert (done.returncode == 0) is right
         server.shutdown()
 

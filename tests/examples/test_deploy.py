@@ -25,7 +25,7 @@ def ridgeline(*arguments: str, **variables: str) -> str:
         cwd=ROOT,
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=300,
         check=False,
     )
     assert done.returncode == 0, f"{command}:\n{done.stdout}\n{done.stderr}"

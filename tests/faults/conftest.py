@@ -11,15 +11,24 @@ import httpx
 import pytest
 
 from tests.conftest import LiveServer, await_ready, start_server
+from tests.patience import PATIENCE_S
 
 
 @pytest.fixture
 def serve(smollm2_path: Path, tmp_path: Path) -> Iterator[Callable[..., LiveServer]]:
-    """serve("--max-running", "1") → a ready server of this test's own."""
+    """serve("--max-running", "1") → a ready server of this test's own. It drains as patiently as tests wait:
+    on a busy machine, a few hundred tokens take longer than the default."""
     started: list[LiveServer] = []
 
     def start(*flags: str) -> LiveServer:
-        server = start_server(tmp_path / f"server-{len(started)}.log", "--kv-tokens", "8192", *flags)
+        server = start_server(
+            tmp_path / f"server-{len(started)}.log",
+            "--kv-tokens",
+            "8192",
+            "--drain-s",
+            f"{PATIENCE_S:g}",
+            *flags,
+        )
         started.append(server)
         await_ready(server)
         return server

@@ -13,7 +13,8 @@ import time
 import urllib.request
 from pathlib import Path
 
-BEGINS_WITHIN_S = 60.0
+from tests.patience import PATIENCE_S
+
 ROOT = Path(__file__).resolve().parents[2]
 
 
@@ -24,7 +25,7 @@ class Listener:
 
     def __enter__(self) -> Listener:
         self._process = subprocess.Popen(self._command, stdout=self._file.open("wb"), cwd=ROOT)
-        deadline = time.monotonic() + BEGINS_WITHIN_S
+        deadline = time.monotonic() + PATIENCE_S
         while not self._file.stat().st_size:
             assert time.monotonic() < deadline, "no stream to begin with"
             time.sleep(0.02)
@@ -55,7 +56,7 @@ def listen(base_url: str) -> None:
     url, headers = f"{base_url}/v1/chat/completions", {"content-type": "application/json"}
     while True:
         request = urllib.request.Request(url, json.dumps(body).encode(), headers)
-        with urllib.request.urlopen(request, timeout=BEGINS_WITHIN_S) as answer:
+        with urllib.request.urlopen(request, timeout=PATIENCE_S) as answer:
             for line in answer:
                 if b'"error"' in line:
                     print(line.decode(), flush=True)

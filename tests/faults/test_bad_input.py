@@ -8,6 +8,7 @@ import httpx
 import pytest
 
 from tests.faults.conftest import metric
+from tests.patience import PATIENCE_S
 
 CHAT, TOKENIZE = "/v1/chat/completions", "/tokenize"
 GOOD = {"messages": [{"role": "user", "content": "hi"}], "max_tokens": 1}
@@ -48,7 +49,10 @@ def test_bad_input_is_a_4xx_by_name_and_never_reaches_the_engine(live_server, wh
     path, raw, status, field = BAD[what]
     steps_before = metric(live_server, "ridgeline:engine_steps_total")
     answer = httpx.post(
-        f"{live_server.base_url}{path}", content=raw, headers={"content-type": "application/json"}, timeout=30
+        f"{live_server.base_url}{path}",
+        content=raw,
+        headers={"content-type": "application/json"},
+        timeout=PATIENCE_S,
     )
     assert answer.status_code == status, answer.text
     error = answer.json()["error"]
@@ -59,6 +63,6 @@ def test_bad_input_is_a_4xx_by_name_and_never_reaches_the_engine(live_server, wh
 
 
 def test_a_server_that_saw_all_of_it_still_answers(live_server):
-    answer = httpx.post(f"{live_server.base_url}{CHAT}", json=GOOD, timeout=60)
+    answer = httpx.post(f"{live_server.base_url}{CHAT}", json=GOOD, timeout=PATIENCE_S)
     assert answer.status_code == 200
     assert answer.json()["usage"]["completion_tokens"] == 1

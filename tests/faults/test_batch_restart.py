@@ -15,6 +15,7 @@ import httpx
 
 from tests.conftest import LiveServer
 from tests.faults.conftest import engine_pid
+from tests.patience import PATIENCE_S
 
 LINES = 60
 CHAT = "/v1/chat/completions"
@@ -38,7 +39,7 @@ def content() -> bytes:
 
 
 def create(server: LiveServer) -> str:
-    with httpx.Client(base_url=f"{server.base_url}/v1", timeout=30) as http:
+    with httpx.Client(base_url=f"{server.base_url}/v1", timeout=PATIENCE_S) as http:
         file = http.post("/files", files={"file": ("in.jsonl", content())}, data={"purpose": "batch"}).json()
         body = {"input_file_id": file["id"], "endpoint": CHAT, "completion_window": "24h"}
         batch_id: str = http.post("/batches", json=body).json()["id"]
@@ -46,7 +47,7 @@ def create(server: LiveServer) -> str:
 
 
 def show(server: LiveServer, batch_id: str) -> dict[str, Any]:
-    answer = httpx.get(f"{server.base_url}/v1/batches/{batch_id}", timeout=30)
+    answer = httpx.get(f"{server.base_url}/v1/batches/{batch_id}", timeout=PATIENCE_S)
     assert answer.status_code == 200, answer.text
     found: dict[str, Any] = answer.json()
     return found
@@ -56,14 +57,14 @@ def done(batch: dict[str, Any]) -> int:
     return int(batch["request_counts"]["completed"] + batch["request_counts"]["failed"])
 
 
-def await_done(server: LiveServer, batch_id: str, count: float, limit_s: float = 60.0) -> None:
+def await_done(server: LiveServer, batch_id: str, count: float, limit_s: float = PATIENCE_S) -> None:
     deadline = time.monotonic() + limit_s
     while done(show(server, batch_id)) < count:
         assert time.monotonic() < deadline
         time.sleep(0.01)
 
 
-def await_end(server: LiveServer, batch_id: str, limit_s: float = 60.0) -> None:
+def await_end(server: LiveServer, batch_id: str, limit_s: float = PATIENCE_S) -> None:
     deadline = time.monotonic() + limit_s
     while show(server, batch_id)["status"] != "completed":
         assert time.monotonic() < deadline
@@ -110,5 +111,5 @@ def test_killed_again_and_again_every_line_is_answered_exactly_once(
 def told_to_stop_it_does_not_wait_for_its_batches(server: LiveServer) -> None:
     await_done(server, create(server), 1)
     server.process.send_signal(signal.SIGTERM)
-    assert server.process.wait(30) == 0, server.log.read_text()
+    assert server.process.wait(PATIENCE_S) == 0, server.log.read_text()
     assert "draining" not in server.log.read_text()

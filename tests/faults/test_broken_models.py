@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests.conftest import free_port
+from tests.patience import PATIENCE_S
 
 
 def serve_and_fail(model: str | Path, *flags: str) -> subprocess.CompletedProcess[str]:
@@ -22,7 +23,7 @@ def serve_and_fail(model: str | Path, *flags: str) -> subprocess.CompletedProces
         f"--port={free_port()}",
         *flags,
     ]
-    return subprocess.run(command, capture_output=True, text=True, timeout=120)
+    return subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE_S)
 
 
 @pytest.mark.parametrize("kept", [100, 1_000_000, 50_000_000])
@@ -69,7 +70,7 @@ def test_a_plan_that_does_not_fit_says_which_limit_to_lower(smollm2_path):
 def test_a_taken_port_is_said_at_once(smollm2_path, live_server):
     port = live_server.base_url.rpartition(":")[2]
     command = [sys.executable, "-m", "ridgeline.cli.main", "serve", str(smollm2_path), "--port", port]
-    result = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    result = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE_S)
     assert result.returncode == 1
     assert port in result.stderr
     assert "--port" in result.stderr

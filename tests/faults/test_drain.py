@@ -20,7 +20,7 @@ def stream_in_background(server, body) -> tuple[threading.Thread, list[str], thr
     def read() -> None:
         try:
             with httpx.stream(
-                "POST", f"{server.base_url}/v1/chat/completions", json=body, timeout=120
+                "POST", f"{server.base_url}/v1/chat/completions", json=body, timeout=PATIENCE_S
             ) as stream:
                 for line in stream.iter_lines():
                     lines.append(line)
@@ -31,7 +31,7 @@ def stream_in_background(server, body) -> tuple[threading.Thread, list[str], thr
 
     thread = threading.Thread(target=read)
     thread.start()
-    assert begun.wait(60)
+    assert begun.wait(PATIENCE_S)
     return thread, lines, begun
 
 
@@ -40,12 +40,12 @@ def test_sigterm_finishes_running_streams_and_takes_nothing_new(serve):
     thread, lines, _ = stream_in_background(server, chat_body(max_tokens=60))
     server.process.send_signal(signal.SIGTERM)
     refused = _wait_for_refusal(server)
-    thread.join(60)
+    thread.join(PATIENCE_S)
     assert refused.status_code == 503
     assert int(refused.headers["retry-after"]) >= 1
     assert is_clean_end(lines)
     assert events_of(lines)[-1]["choices"][0]["finish_reason"] == "length"
-    assert server.process.wait(30) == 0
+    assert server.process.wait(PATIENCE_S) == 0
 
 
 def test_sigterm_to_the_whole_process_group_finishes_running_streams(serve):
@@ -53,16 +53,18 @@ def test_sigterm_to_the_whole_process_group_finishes_running_streams(serve):
     thread, lines, _ = stream_in_background(server, chat_body(max_tokens=60))
     for pid in (engine_pid(server), server.pid):
         os.kill(pid, signal.SIGTERM)
-    thread.join(60)
+    thread.join(PATIENCE_S)
     assert is_clean_end(lines)
-    assert server.process.wait(30) == 0
+    assert server.process.wait(PATIENCE_S) == 0
 
 
 def _wait_for_refusal(server) -> httpx.Response:
     deadline = time.monotonic() + PATIENCE_S
     while time.monotonic() < deadline:
         answer = httpx.post(
-            f"{server.base_url}/v1/chat/completions", json=chat_body(stream=False, max_tokens=1), timeout=30
+            f"{server.base_url}/v1/chat/completions",
+            json=chat_body(stream=False, max_tokens=1),
+            timeout=PATIENCE_S,
         )
         if answer.status_code != 200:
             return answer
@@ -73,8 +75,8 @@ def test_a_stream_longer_than_the_deadline_is_told(serve):
     server = serve("--drain-s", "1")
     thread, lines, _ = stream_in_background(server, chat_body(max_tokens=4000))
     server.process.send_signal(signal.SIGTERM)
-    assert server.process.wait(30) == 0
-    thread.join(30)
+    assert server.process.wait(PATIENCE_S) == 0
+    thread.join(PATIENCE_S)
     assert "error" in events_of(lines)[-1]
     assert not is_clean_end(lines)
 
@@ -82,4 +84,4 @@ def test_a_stream_longer_than_the_deadline_is_told(serve):
 def test_an_idle_server_does_not_wait_for_the_drain_deadline(serve):
     server = serve("--drain-s", "3600")
     server.process.send_signal(signal.SIGTERM)
-    assert server.process.wait(60) == 0
+    assert server.process.wait(PATIENCE_S) == 0

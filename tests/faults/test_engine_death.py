@@ -23,7 +23,7 @@ def test_a_killed_engine_ends_streams_with_an_error_and_is_started_again(serve):
     lines: list[str] = []
     seen_red = False
     with httpx.stream(
-        "POST", f"{server.base_url}/v1/chat/completions", json=chat_body(), timeout=60
+        "POST", f"{server.base_url}/v1/chat/completions", json=chat_body(), timeout=PATIENCE_S
     ) as stream:
         for line in _until_the_connection_breaks(stream):
             lines.append(line)
@@ -37,7 +37,9 @@ def test_a_killed_engine_ends_streams_with_an_error_and_is_started_again(serve):
     await_ready(server)
     assert engine_pid(server) != killed
     again = httpx.post(
-        f"{server.base_url}/v1/chat/completions", json=chat_body(stream=False, max_tokens=4), timeout=60
+        f"{server.base_url}/v1/chat/completions",
+        json=chat_body(stream=False, max_tokens=4),
+        timeout=PATIENCE_S,
     )
     assert again.status_code == 200
     assert again.json()["usage"]["completion_tokens"] == 4
@@ -61,7 +63,7 @@ def _turns_red(server) -> bool:
 
 def test_a_waiting_answer_of_a_killed_engine_is_an_error_not_a_short_answer(serve):
     server = serve()
-    with httpx.Client(base_url=server.base_url, timeout=60) as client:
+    with httpx.Client(base_url=server.base_url, timeout=PATIENCE_S) as client:
         threading.Timer(1.0, lambda: os.kill(engine_pid(server), signal.SIGKILL)).start()
         answer = client.post("/v1/chat/completions", json=chat_body(stream=False, max_tokens=2000))
     assert answer.status_code >= 500
@@ -82,7 +84,7 @@ def test_a_stopped_engine_is_not_ready_until_it_goes_on(serve):
         assert httpx.get(f"{server.base_url}/health").status_code == 200
     finally:
         os.kill(pid, signal.SIGCONT)
-    await_ready(server, 15)
+    await_ready(server)
     assert engine_pid(server) == pid
 
 
@@ -91,7 +93,7 @@ def test_an_engine_without_its_front_leaves(serve):
     pid = engine_pid(server)
     server.process.kill()
     server.process.wait()
-    _wait_for_its_end(pid, 10)
+    _wait_for_its_end(pid)
 
 
 def test_an_engine_whose_front_dies_while_it_starts_leaves_too(smollm2_path, tmp_path):
@@ -104,11 +106,11 @@ def test_an_engine_whose_front_dies_while_it_starts_leaves_too(smollm2_path, tmp
     pid = engine_pid(server)
     server.process.kill()
     server.process.wait()
-    _wait_for_its_end(pid, 60)
+    _wait_for_its_end(pid)
 
 
-def _wait_for_its_end(pid: int, timeout_s: float) -> None:
-    deadline = time.monotonic() + timeout_s
+def _wait_for_its_end(pid: int) -> None:
+    deadline = time.monotonic() + PATIENCE_S
     while Path(f"/proc/{pid}").exists() and _state(pid) != "Z":
         if time.monotonic() > deadline:
             os.kill(pid, signal.SIGKILL)

@@ -10,6 +10,7 @@ import pytest
 from ridgeline import AsyncClient, SamplingParams
 from ridgeline.engine.client.output import OutputChunk
 from ridgeline.engine.errors import RequestFailed
+from tests.patience import PATIENCE_S
 
 LONG = SamplingParams(temperature=0.0, max_tokens=400, ignore_eos=True)
 
@@ -78,6 +79,6 @@ async def test_a_request_left_alone_frees_its_blocks_within_one_step(client, mom
 
 
 async def until_stats(client: AsyncClient, condition) -> None:
-    async with asyncio.timeout(60):
+    async with asyncio.timeout(PATIENCE_S):
         while not condition(await client.ping()):
             pass

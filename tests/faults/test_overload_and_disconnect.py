@@ -45,7 +45,9 @@ def test_a_full_queue_is_answered_429_with_retry_after(serve):
     held += [open_stream(server, max_tokens=3000) for _ in range(2)]
     wait_until(lambda: metric(server, WAITING) == 2, "the queue never filled")
     refused = httpx.post(
-        f"{server.base_url}/v1/chat/completions", json=chat_body(stream=False, max_tokens=1), timeout=30
+        f"{server.base_url}/v1/chat/completions",
+        json=chat_body(stream=False, max_tokens=1),
+        timeout=PATIENCE_S,
     )
     assert refused.status_code == 429
     assert int(refused.headers["retry-after"]) >= 1
@@ -54,7 +56,9 @@ def test_a_full_queue_is_answered_429_with_retry_after(serve):
         connection.close()
     wait_until(lambda: metric(server, RUNNING) + metric(server, WAITING) == 0, "abandoned requests stayed")
     accepted = httpx.post(
-        f"{server.base_url}/v1/chat/completions", json=chat_body(stream=False, max_tokens=1), timeout=30
+        f"{server.base_url}/v1/chat/completions",
+        json=chat_body(stream=False, max_tokens=1),
+        timeout=PATIENCE_S,
     )
     assert accepted.status_code == 200
 
@@ -112,7 +116,9 @@ def test_a_reader_that_stops_reading_is_cut_and_slows_nobody(serve):
 
     def healthy() -> None:
         answer = httpx.post(
-            f"{server.base_url}/v1/chat/completions", json=chat_body(stream=False, max_tokens=40), timeout=120
+            f"{server.base_url}/v1/chat/completions",
+            json=chat_body(stream=False, max_tokens=40),
+            timeout=PATIENCE_S,
         )
         results.append(answer.json()["usage"]["completion_tokens"])
 
@@ -120,12 +126,10 @@ def test_a_reader_that_stops_reading_is_cut_and_slows_nobody(serve):
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join(120)
+        thread.join(PATIENCE_S)
     assert results == [40, 40, 40]
     wait_until(
-        lambda: metric(server, "ridgeline:slow_readers_cut_total") == 2,
-        "the stuck readers were never cut",
-        90,
+        lambda: metric(server, "ridgeline:slow_readers_cut_total") == 2, "the stuck readers were never cut"
     )
     wait_until(lambda: metric(server, RUNNING) == 0, "cut streams went on computing")
     for connection in stuck:

@@ -1,1 +1,1 @@
-"""The fleet's controller: one process that keeps replicas and routers as fleet.toml wants them."""
+"""The fleet's controller: one process that runs the replicas and routers which fleet.toml asks for."""

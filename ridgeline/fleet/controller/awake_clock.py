@@ -1,7 +1,7 @@
-"""AwakeClock: monotonic seconds without the times for which this process stood still.
+"""AwakeClock: monotonic seconds, without the time for which this process was paused.
 
-A controller that was stopped (SIGSTOP, a frozen container) has heard no replica meanwhile. By a plain clock
-all of them would look stalled when it goes on, and it would end them.
+A controller that was paused (SIGSTOP, a frozen container) received no report from its replicas. By a plain
+clock, all of them would look stalled when it continues, and it would end them.
 """
 
 from __future__ import annotations

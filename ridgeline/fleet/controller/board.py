@@ -1,4 +1,4 @@
-"""Board: the newest table and the newest events, for all that follow them."""
+"""Board: hands the newest table and events to every follower."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class Board:
         self._wake()
 
     async def tables(self) -> AsyncIterator[Table | None]:
-        """The table now and at each change. A slow reader skips to the newest. None: no change for BEAT_S."""
+        """Yield the table now and at each change, skipping old ones; None after BEAT_S without a change."""
         sent = -1
         while not self.is_closed:
             changed = self._changed
@@ -49,7 +49,7 @@ class Board:
                 yield None
 
     async def events(self, after: int) -> AsyncIterator[Event]:
-        """Each event from now on, with a greater number than `after`."""
+        """Yield each new event with a number greater than `after`."""
         while not self.is_closed:
             changed = self._changed
             for event in [one for one in self.recent if one.id > after]:

@@ -1,4 +1,4 @@
-"""end_left(): ends what a controller left behind that was killed and is not coming back."""
+"""end_left(): ends the processes that a killed controller left behind."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ ROUTER_S = 10.0
 
 
 async def end_left(state_dir: Path, substrate: Substrate, drain_s: float) -> list[str]:
-    """The names of what was ended. It takes the lease: a controller that runs is asked instead."""
+    """End them and return their names. Takes the lease, so a running controller must be asked instead."""
     if not (state_dir / FILE).exists():
         return []
     store = FleetStore(state_dir)
@@ -24,7 +24,7 @@ async def end_left(state_dir: Path, substrate: Substrate, drain_s: float) -> lis
     try:
         if (holder := await store.lease.try_take()) is not None:
             raise OptionError(
-                f"the controller (process {holder.pid}) runs, but does not answer; end it first"
+                f"the controller (process {holder.pid}) is running but does not answer; end it first"
             )
         fleet = await store.fleet_id()
         routers = find_routers(fleet)

@@ -1,7 +1,7 @@
-"""Controller: keeps replicas as fleet.toml, people and the autoscaler want them.
+"""Controller: keeps the replicas that fleet.toml, commands and the autoscaler ask for.
 
-One loop: look at every replica, decide for every model, publish a table where something changed. It holds the
-lease; after LeaseLost it does nothing more, and its replicas go on.
+One loop: look at every replica, decide for every model, publish a table if something changed. It holds the
+lease; after LeaseLost it does nothing more, and its replicas keep running.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import time
 from collections.abc import Callable
 
 import msgspec
@@ -17,25 +18,33 @@ from ridgeline.fleet.config import FleetSettings
 from ridgeline.fleet.config_models import FleetModel
 from ridgeline.fleet.controller.awake_clock import AwakeClock
 from ridgeline.fleet.controller.board import Board
+from ridgeline.fleet.controller.canary_probe import probe_canary
 from ridgeline.fleet.controller.event_log import EventLog
 from ridgeline.fleet.controller.lease import LeaseLost
 from ridgeline.fleet.controller.life.keeper import ReplicaKeeper
-from ridgeline.fleet.controller.life.replica import Replica
+from ridgeline.fleet.controller.life.replica import Replica, weight_peers
 from ridgeline.fleet.controller.life.replica_link import ReplicaLink
-from ridgeline.fleet.controller.managed_model import ManagedModel
-from ridgeline.fleet.controller.model_state import VersionSpec, decode, encode, replica_spec
+from ridgeline.fleet.controller.managed_model import ManagedModel, RollRefused
+from ridgeline.fleet.controller.model_state import (
+    VersionSpec,
+    decode,
+    encode,
+    replica_environment,
+    replica_spec,
+)
 from ridgeline.fleet.controller.reconcile import STABLE_S, room_in_budget
 from ridgeline.fleet.controller.scaler import Scaler
 from ridgeline.fleet.controller.store import FleetStore
 from ridgeline.fleet.messages import Demand, ModelEntry, Table
 from ridgeline.fleet.substrates.substrate import Substrate
+from ridgeline.replica.cold_starts import ColdStart, add_start
 from ridgeline.storage.errors import StorageError
 
 log = logging.getLogger("ridgeline.fleet")
 
 TICK_S = 0.2
-PAUSED_S = 2.0  # a wait of TICK_S that took longer
-SEEN_S = 2.0  # longest wait for routers to see that a replica drains
+PAUSED_S = 2.0  # a wait of TICK_S that takes longer than this means that the process was paused
+SEEN_S = 2.0  # longest wait for routers to learn that a replica drains
 ROUTER_GONE_S = 5.0  # without a report
 
 
@@ -49,7 +58,7 @@ class Controller:
         key: str,
         clock: Callable[[], float] | None = None,
     ) -> None:
-        """key: that the replicas accept."""
+        """key: the bearer key that the replicas accept."""
         self.settings, self.store, self.substrate = settings, store, substrate
         self.key, self.clock = key, clock or AwakeClock()
         self.board = Board()
@@ -65,13 +74,17 @@ class Controller:
             on_lost=self._lost,
             settled=self._routers_know,
         )
-        self.fleet = ""
+        self.fleet, self._link = "", link
         self.models: dict[str, ManagedModel] = {}
         self.scaler = Scaler()
-        self.routers_seen: dict[str, tuple[float, int]] = {}  # when each reported, and its table's generation
+        self.routers_seen: dict[
+            str, tuple[float, int]
+        ] = {}  # the time of each router's last report, and the generation of its table
         self.is_stopping = False
         self.has_lost_lease = False
-        self._threads: int | None = None
+        self._threads: int | None = None  # of a replica that names none
+        self._cpus: float | None = None
+        self._probing: dict[str, asyncio.Task[None]] = {}  # by model
         self._saved: dict[str, bytes] = {}
         self._awake = asyncio.Event()
         self._publishing = asyncio.Lock()
@@ -79,36 +92,40 @@ class Controller:
     # ---- life of the controller ----
 
     async def start(self) -> None:
-        """Read what an earlier controller left, find its replicas, and publish the first table."""
+        """Read an earlier controller's state, find its replicas, and publish the first table."""
         self.fleet = await self.store.fleet_id()
         stored = await self.store.models()
         now = self.clock()
         for config in self.settings.models:
             state = decode(stored[config.name]) if config.name in stored else None
             self.models[config.name] = ManagedModel(config, state, now)
-        capacity = await self.substrate.capacity()
-        if self.settings.substrate.kind == "local" and capacity.cpus:
-            wanted = sum(max(one.config.model.replicas, 1) for one in self.models.values())
-            self._threads = max(int(capacity.cpus) // wanted, 1)
-        await self.keeper.adopt(self.fleet, self.models)
+        self._cpus = (await self.substrate.capacity()).cpus
+        self._share_cpus()
+        await self.keeper.adopt(
+            self.fleet,
+            {name: replica_environment(one.config, self.key) for name, one in self.models.items()},
+        )
         for name, model in list(self.models.items()):
             if not any(one.is_alive for one in self.keeper.of(name)):
-                # Nothing runs: no rollout is needed for new settings.
+                # No replica runs, so new settings need no rollout.
                 model = self.models[name] = ManagedModel(model.config, None, now)
             if model.config.scales:
                 self.scaler.add(model.config)
-            await self.reconfigure(model.config)
+            try:
+                await self.reconfigure(model.config)
+            except RollRefused as error:  # the replicas that run keep serving
+                await self.events.say("rollout", f"fleet.toml is not rolled out: {error}", model=name)
         await self.publish()
 
     async def run(self) -> None:
-        """Until cancelled, or until the lease is lost."""
+        """Run until cancelled, or until the lease is lost."""
         try:
             async with asyncio.TaskGroup() as group:
                 group.create_task(self.store.lease.keep())
                 group.create_task(self._loop())
                 group.create_task(self._watch_lease())
         except* LeaseLost as lost:
-            log.error("%s; this controller stops, its replicas go on", lost.exceptions[0])
+            log.error("%s; this controller stops, its replicas keep running", lost.exceptions[0])
             self.has_lost_lease = True
 
     async def _watch_lease(self) -> None:
@@ -120,13 +137,13 @@ class Controller:
             try:
                 await self.tick()
             except StorageError as error:
-                # Nothing is done that cannot be written down; replicas and routers serve on.
+                # No action without a record of it; replicas and routers keep serving.
                 log.error("the controller cannot write its state: %s", error)
                 await asyncio.sleep(1.0)
             except LeaseLost:
                 raise
-            except Exception:  # a fault of ours, or of a substrate's library: the other replicas need care
-                log.exception("a turn of the controller failed")
+            except Exception:  # a bug here or in a substrate's library: other replicas need the loop
+                log.exception("an iteration of the controller's loop failed")
                 await asyncio.sleep(1.0)
             before = self.clock()
             with contextlib.suppress(TimeoutError):
@@ -136,32 +153,38 @@ class Controller:
             self.excuse(self.clock() - before)
 
     def excuse(self, waited_s: float) -> None:
-        """This process was paused or starved: the silence of the replicas was its own."""
+        """This process was paused or starved: replicas reported, and it did not read."""
         if waited_s > PAUSED_S:
-            log.warning("the controller itself stood still for %.1f s", waited_s)
+            log.warning("the controller itself was paused for %.1f s", waited_s)
             for replica in self.keeper.replicas.values():
                 replica.excuse(waited_s)
 
     async def tick(self) -> None:
         for replica in list(self.keeper.replicas.values()):
             await self.keeper.look(replica)
+            self._record(replica)
+        self.keeper.look_for_orphans(self.fleet)
         if not self.is_stopping:
-            for model in self.models.values():
+            for replica in list(self.keeper.replicas.values()):
+                if replica.is_alive and replica.model not in self.models:
+                    await self.keeper.drain(replica, "the file does not have its model")
+            for model in list(self.models.values()):
                 await self._scale(model)
                 await self._step(model)
         await self.publish()
 
     async def end(self) -> None:
-        """End all replicas: those that start at once, the others after their requests. `run` goes on."""
+        """End starting replicas at once and the others after their requests. `run` continues."""
         self.is_stopping = True
         for replica in list(self.keeper.replicas.values()):
             if replica.is_alive:
                 await self.keeper.drain(replica, "the fleet is going down")
         await self.publish()
         await self.keeper.all_ended()
+        await self.keeper.end_orphans(self.fleet)
 
     def leave(self) -> None:
-        """Replicas go on without a controller."""
+        """Stop watching; replicas keep running without a controller."""
         self.keeper.leave()
         self.board.close()
 
@@ -172,10 +195,10 @@ class Controller:
     # ---- models ----
 
     async def reconfigure(self, config: FleetModel) -> str:
-        """Take over a model's changed settings. Returns what began; RollRefused where that is impossible."""
+        """Apply a model's changed settings. Returns the rollout they begin; RollRefused if it cannot."""
         model = self.models[config.name]
-        if model.rollout is not None and model.rollout.new == config.version:
-            model.config = config  # this rollout is under way, from an earlier controller
+        if model.is_rolling_to(config.version):
+            model.config = config  # an earlier controller began this rollout
             return ""
         changed = model.reconfigure(config, self.clock())
         if changed:
@@ -183,6 +206,31 @@ class Controller:
         await self._save(model)
         self.wake()
         return changed
+
+    async def add(self, config: FleetModel) -> None:
+        """A model that fleet.toml has now: its replicas start."""
+        model = self.models[config.name] = ManagedModel(config, None, self.clock())
+        self._share_cpus()
+        if config.scales:
+            self.scaler.add(config)
+        await self._save(model)
+        text = f"{config.name}: added to the fleet with {model.state.target} replicas"
+        await self.events.say("model", text, model=config.name)
+        self.wake()
+
+    async def remove(self, name: str) -> None:
+        """A model that fleet.toml no longer has: requests for it are refused, those that run may finish."""
+        del self.models[name]
+        self.scaler.remove(name)
+        self._saved.pop(name, None)
+        self._share_cpus()
+        await self.events.say("model", f"{name}: removed from the fleet", model=name)
+        self.wake()  # a turn drains its replicas, also one that was just being started
+
+    def _share_cpus(self) -> None:
+        if self.settings.substrate.kind == "local" and self._cpus:
+            wanted = sum(max(one.config.model.replicas, 1) for one in self.models.values())
+            self._threads = max(int(self._cpus) // max(wanted, 1), 1)
 
     async def set_target(self, name: str, target: int, why: str) -> None:
         model = self.models[name]
@@ -197,8 +245,10 @@ class Controller:
         if not model.config.scales:
             return
         decision = self.scaler.decide(model.config, model.state.target, self.keeper.of(name), now)
-        if decision is not None and decision.changed:
-            model.set_target(decision.target)
+        if decision is None:
+            return
+        model.set_target(decision.target)
+        if self.scaler.is_event(name, decision, now):
             facts = msgspec.to_builtins(decision.explain)
             await self.events.say("scale", f"{name}: {decision.explain.sentence}", model=name, facts=facts)
 
@@ -209,12 +259,11 @@ class Controller:
         if actions.note:
             await self.events.say("rollout", f"{name}: {actions.note}", model=name)
         await self._save(model)
-        rolls = model.rollout is not None
+        if actions.probe and name not in self._probing:
+            self._probing[name] = asyncio.create_task(self._probe(model))
         for id in actions.drain:
             replica = self.keeper.replicas[id]
-            replaced = rolls or replica.version != model.state.current.version
-            why = "the rollout replaces it" if replaced else f"{model.state.target} replicas are wanted"
-            await self.keeper.drain(replica, why)
+            await self.keeper.drain(replica, model.why_drained(replica.view()))
         for version in actions.start:
             await self._start(model, version)
         for replica in self.keeper.of(name):
@@ -222,19 +271,53 @@ class Controller:
             if replica.state == "ready" and self.clock() - (replica.ready_since or 0.0) > STABLE_S:
                 model.restarts_of(replica.version).stable()
 
+    async def _probe(self, model: ManagedModel) -> None:
+        """No request has reached the canary: it is asked to generate."""
+        name, rollout = model.config.name, model.rollout
+        try:
+            serving = [one for one in self.keeper.of(name) if one.serves and one.url]
+            new = next((one for one in serving if rollout and one.version == rollout.new), None)
+            if rollout is None or new is None:
+                return
+            old = next((one for one in serving if one.version == rollout.old), None)
+            await self.events.say(
+                "rollout", f"{name}: no traffic to judge by; {new.id} is probed", model=name
+            )
+            reason = await probe_canary(self._link, new, old, model.config.rollout.latency_ratio)
+            if new.serves:  # a lost one is judged as a failed start
+                rollout.probed(reason)
+                self.wake()
+        except (StorageError, LeaseLost) as error:
+            log.error("the canary of %s was not probed: %s", name, error)
+        finally:
+            del self._probing[name]
+
     async def _start(self, model: ManagedModel, version: VersionSpec) -> None:
         number = await self.store.count(f"replica {model.config.slug}")
         id, drain_s = f"{model.config.slug}-{number}", self.settings.fleet.drain_s
+        mine = self.keeper.of(model.config.name)
+        peers = weight_peers(mine, model.versions_with(version.source))
+        views = [one.view() for one in mine]
+        alive = [one.place for one in views if one.is_alive and one.version == version.version]
+        place = model.places.next(model.config.spread, alive, self.clock())
         spec = replica_spec(
-            self.fleet, id, model.config, version, threads=self._threads, key=self.key, drain_s=drain_s
+            self.fleet,
+            id,
+            model.config,
+            version,
+            place,
+            threads=self._threads,
+            key=self.key,
+            drain_s=drain_s,
+            peers=peers,
         )
         await self.keeper.start(spec)
 
     def _room(self, config: FleetModel) -> int:
-        """Replicas of this model that the fleet's budget still allows."""
+        """How many more replicas of this model the fleet's budget allows."""
         prices = {name: model.config.resources.price for name, model in self.models.items()}
         alive = [one for one in self.keeper.replicas.values() if one.state != "lost"]
-        spent = sum(prices.get(one.model, 0.0) for one in alive)
+        spent = sum(prices.get(one.model, one.price) for one in alive)  # also those of a removed model
         return room_in_budget(self.settings.fleet.budget, config.resources.price, spent)
 
     async def _save(self, model: ManagedModel) -> None:
@@ -242,6 +325,27 @@ class Controller:
         if self._saved.get(model.config.name) != state:
             await self.store.save_model(model.config.name, state)
             self._saved[model.config.name] = state
+
+    def _record(self, replica: Replica) -> None:
+        """Keep the cold start of a replica that serves, once its feed has told the server's part."""
+        started = replica.started
+        if replica.is_recorded or replica.was_adopted or not replica.serves or started is None:
+            return
+        replica.is_recorded = True
+        model = self.models.get(replica.model)
+        start = ColdStart(
+            at=time.time(),
+            source=replica.model if model is None else model.config.source,
+            hardware=started.hardware,
+            substrate=self.settings.substrate.kind,
+            segments=dict(replica.segments),
+            weights=started.weights,
+            weight_bytes=started.weight_bytes,
+        )
+        try:
+            add_start(self.settings.state_dir, start)
+        except OSError as error:
+            log.warning("the cold start of %s cannot be recorded: %s", replica.id, error)
 
     def _ready(self, replica: Replica) -> None:
         self.scaler.started(replica.model, replica.segments["total"])
@@ -252,6 +356,8 @@ class Controller:
         model = self.models.get(replica.model)
         if model is None:
             return 0.0
+        if served_s is None:
+            model.places.failed((replica.region, replica.pool), self.clock())
         return model.restarts_of(replica.version).ended(self.clock(), served_s, replica.reason)
 
     # ---- routers ----
@@ -269,15 +375,17 @@ class Controller:
                     self.wake()
 
     async def publish(self) -> None:
-        """A new table where something changed. Its generation is larger than any controller's before."""
+        """Publish a table if something changed. Its generation is larger than any earlier controller's."""
         async with self._publishing:
             models = tuple(self._model_entry(name, model) for name, model in self.models.items())
             replicas = tuple(one.entry() for one in self.keeper.replicas.values())
             now, old = self.clock(), self.board.table
             routers = sum(now - at < ROUTER_GONE_S for at, _ in self.routers_seen.values())
-            if old is None or (old.models, old.replicas, old.routers) != (models, replicas, routers):
+            latency_ms = {place: dict(to) for place, to in self.settings.latency_ms.items()}
+            new = (models, replicas, routers, latency_ms)
+            if old is None or (old.models, old.replicas, old.routers, old.latency_ms) != new:
                 generation = await self.store.count("generation")
-                self.board.set_table(Table(generation, models, replicas, self.key, routers))
+                self.board.set_table(Table(generation, models, replicas, self.key, routers, latency_ms))
 
     def _model_entry(self, name: str, model: ManagedModel) -> ModelEntry:
         mine = self.keeper.of(name)
@@ -287,7 +395,7 @@ class Controller:
     async def _routers_know(self) -> None:
         """Wait until every router has the newest table: then no new request goes to a draining replica."""
         await self.publish()
-        if self.is_stopping:  # the routers have ended before
+        if self.is_stopping:  # the routers have already ended
             return
         until = self.clock() + SEEN_S
         generation = 0 if self.board.table is None else self.board.table.generation

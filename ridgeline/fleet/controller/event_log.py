@@ -1,4 +1,4 @@
-"""EventLog: every decision and observation of the controller, explained: stored, logged and followed."""
+"""EventLog: stores, logs and publishes every decision and observation of the controller, with its reason."""
 
 from __future__ import annotations
 

@@ -1,9 +1,9 @@
 """Lease: one controller at a time acts on a state directory. It lives in the state directory's database.
 
 Each new holder gets a larger fence. Every write of a controller checks its fence in the same transaction:
-after another took over, the write is refused (LeaseLost). No two clocks are compared: a lease counts as given
-up when its process is gone, or when it was not renewed for LEASE_S by the waiting process's monotonic clock.
-A process that was stopped inside a write keeps the database locked: `end_holder` ends it.
+after a takeover, the write is refused (LeaseLost). No two clocks are compared: a lease is free when its
+process has ended, or when it was not renewed for LEASE_S by the waiting process's monotonic clock.
+A process that was paused inside a write keeps the database locked: `end_holder` ends it.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ STEPS = (
 
 
 class LeaseLost(Exception):
-    """Another controller holds the lease: this one must not act any more."""
+    """Another controller holds the lease: this one must stop."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +48,7 @@ class Holder:
 
     @property
     def is_gone(self) -> bool:
-        """Certainly: released, or its process of this machine has ended."""
+        """Whether the lease was released, or its process on this machine has ended."""
         if self.pid == 0:
             return True
         return self.is_here and process_ticks(self.pid) != self.ticks
@@ -71,7 +71,7 @@ class Lease:
         return Holder(*rows[0])
 
     async def try_take(self, now: float | None = None) -> Holder | None:
-        """Take it where it is free, and return None; else return its holder."""
+        """Take the lease if it is free and return None; else return its holder."""
         now = time.monotonic() if now is None else now
         holder = await self.holder()
         if self._seen != (holder.fence, holder.renewals):
@@ -88,7 +88,7 @@ class Lease:
         return None if self.fence else await self.holder()
 
     async def keep(self) -> None:
-        """Renew it until cancelled, or until LeaseLost."""
+        """Renew the lease until cancelled, or until LeaseLost."""
         while True:
             try:
                 await self.renew()
@@ -102,14 +102,14 @@ class Lease:
         )
 
     async def release(self) -> None:
-        """For the next controller to start at once. Without effect for one that lost it."""
+        """Let the next controller start at once. Does nothing for a controller that lost the lease."""
         await self._database.write(statement("UPDATE fleet_lease SET pid = 0 WHERE fence = ?", self.fence))
 
 
 def end_holder(holder: Holder) -> None:
-    """Kill a process of this machine that did not renew its lease and may hold the database's lock.
+    """Kill a process on this machine that did not renew its lease and may hold the database's lock.
 
-    Nothing is lost by that: replicas and routers outlive their controller.
+    Nothing is lost: replicas and routers outlive their controller.
     """
     if holder.pid == 0 or not holder.is_here:
         return
@@ -117,14 +117,14 @@ def end_holder(holder: Holder) -> None:
         process = os.pidfd_open(holder.pid)
         try:
             if process_ticks(holder.pid) == holder.ticks:
-                log.warning("process %d does not renew its lease and is ended", holder.pid)
+                log.warning("process %d does not renew its lease: killing it", holder.pid)
                 signal.pidfd_send_signal(process, signal.SIGKILL)
         finally:
             os.close(process)
 
 
 def fenced(fence: int, work: Work[object]) -> Work[object]:
-    """The work in a transaction of the lease's holder alone."""
+    """Do the work in a transaction that only the lease's holder may commit."""
     rows = yield "SELECT fence FROM fleet_lease", ()
     if rows[0][0] != fence or fence == 0:
         raise LeaseLost(f"the lease passed to another controller (fence {rows[0][0]}, ours is {fence})")
@@ -132,7 +132,7 @@ def fenced(fence: int, work: Work[object]) -> Work[object]:
 
 
 def _take(expected: Holder) -> Work[int]:
-    """The new fence; 0 where another process was faster."""
+    """Returns the new fence; 0 if another process was faster."""
     rows = yield "SELECT fence, renewals FROM fleet_lease", ()
     if tuple(rows[0]) != (expected.fence, expected.renewals):
         return 0

@@ -1,7 +1,7 @@
-"""`ridgeline fleet up`: takes the lease, opens the control API, runs controller and routers until the end.
+"""`ridgeline fleet up`: takes the lease, opens the control API, and runs the controller and its routers.
 
-A signal or `fleet down` stops it. After it lost the lease, replicas and routers are the next controller's: it
-leaves, and ends none of them.
+A signal or `fleet down` stops it. After the lease is lost, replicas and routers belong to the next
+controller: this one exits, and ends none of them.
 """
 
 from __future__ import annotations
@@ -39,16 +39,18 @@ from ridgeline.version import __version__
 from ridgeline.web.connection import ConnectionLimits
 from ridgeline.web.grpc.extra import check_port, require_grpc
 from ridgeline.web.listener import HttpServer
+from ridgeline.web.private_socket import listen_private
 
 log = logging.getLogger("ridgeline.fleet")
 
-SOCKET, REPLICA_KEY, TOKEN, HELD = "controller.sock", "replica-key", "control-token", "held"
+SOCKET, REPLICA_KEY, TOKEN = "controller.sock", "replica-key", "control-token"
+HELD, ROUTERS = "held", "routers"
 STANDBY_S = 0.5
 LIMITS = ConnectionLimits(head_bytes=32 << 10, head_s=10.0, connections=1024, per_address=None)
 
 
 def run(settings: FleetSettings, reread: Callable[[], FleetSettings], standby: bool = False) -> int:
-    """Until a signal or `fleet down`. Returns the exit code. Logging must be set up.
+    """Run until a signal or `fleet down`. Returns the exit code. Logging must be set up.
 
     reread: reads fleet.toml again. standby: wait while another controller holds the lease.
     """
@@ -83,7 +85,7 @@ async def _run(settings: FleetSettings, reread: Callable[[], FleetSettings], sta
         with announced("fleet", url, names, sources) as set_state:
             fleet = _Fleet(settings, store, listener, adopted, url, set_state)
             return await fleet.run(reread, stop, hurry)
-    except LeaseLost as error:  # while it started
+    except LeaseLost as error:  # the lease was lost during the start
         log.error("%s; this controller stops", error)
         return 1
     finally:
@@ -93,16 +95,17 @@ async def _run(settings: FleetSettings, reread: Callable[[], FleetSettings], sta
 
 
 async def _take_lease(store: FleetStore, state_dir: Path, standby: bool, stop: asyncio.Event) -> bool:
-    """False: told to stop while it waited."""
+    """Returns False if a signal came during the wait."""
     said = False
     while (holder := await store.lease.try_take()) is not None:
         if not standby:
             raise OptionError(
-                f"another controller (process {holder.pid}) runs on {state_dir} (`ridgeline fleet status`). "
-                "--standby waits for its end; [fleet] state_dir chooses another directory"
+                f"another controller (process {holder.pid}) uses {state_dir} (`ridgeline fleet status`). "
+                "Apply a changed file with `ridgeline fleet roll`, wait for its end with --standby, or "
+                "choose another directory with [fleet] state_dir"
             )
         if not said:
-            log.info("standing by: process %d holds the lease", holder.pid)
+            log.info("standby: process %d holds the lease", holder.pid)
             said = True
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(STANDBY_S):
@@ -120,7 +123,7 @@ async def _listener(
         port = int(await store.fact("port") or 0)
     if settings.fleet.grpc_port is not None:
         require_grpc("[fleet] grpc_port")
-        if not adopted:  # the routers share it with each other alone
+        if not adopted:  # only the routers share it, with each other
             check_port(settings.fleet.host, settings.fleet.grpc_port)
     listener = bind(settings.fleet.host, port, is_shared=bool(adopted))
     await store.set_fact("port", str(listener.getsockname()[1]))
@@ -128,7 +131,7 @@ async def _listener(
 
 
 class _Fleet:
-    """The parts of one controller process, once it holds the lease."""
+    """The parts of one controller process that holds the lease."""
 
     def __init__(
         self,
@@ -176,7 +179,7 @@ class _Fleet:
                 return 1
             self._set_state("stopping", state_dir=str(self._settings.state_dir))
             log.info(
-                "stopping: requests that run have %g s to finish; a second signal ends them", fleet.drain_s
+                "stopping: running requests have %g s to finish; a second signal ends them", fleet.drain_s
             )
             controller.is_stopping = True
             await _unless(hurry, routers.end(fleet.drain_s), routers.kill)
@@ -194,7 +197,7 @@ class _Fleet:
         return 0
 
     async def _holds_lease(self, tasks: list[asyncio.Task[None]]) -> bool:
-        """Whether replicas and routers are this controller's to end. Raises what ended one of its tasks."""
+        """Whether this controller may end replicas and routers. Raises the error that ended a task."""
         try:
             for task in tasks:
                 if task.done():
@@ -203,7 +206,7 @@ class _Fleet:
                 return False
             await self._store.lease.renew()
         except LeaseLost as error:
-            log.error("%s; this controller stops, its replicas go on", error)
+            log.error("%s; this controller stops, its replicas keep running", error)
             return False
         except StorageError as error:
             log.error("the lease was not renewed: %s", error)
@@ -222,7 +225,7 @@ class _Fleet:
         )
 
     async def _say_ready(self) -> None:
-        """Once every wanted replica serves for the first time."""
+        """Print the banner once every wanted replica serves."""
         models = self._controller.models
         keeper = self._controller.keeper
         while True:
@@ -260,8 +263,10 @@ def router_config(settings: FleetSettings, number: int) -> RouterConfig:
         keys=settings.keys,
         allowed_hosts=fleet.allowed_hosts,
         name=f"router-{number}",
+        region=fleet.region,
         held_dir=str(settings.state_dir / HELD),
         keeps_journal=number == 0,
+        peers_dir=str(settings.state_dir / ROUTERS),
         drain_s=fleet.drain_s,
         log_level=fleet.log_level,
         log_format=fleet.log_format,
@@ -270,17 +275,10 @@ def router_config(settings: FleetSettings, number: int) -> RouterConfig:
 
 @contextlib.asynccontextmanager
 async def _control_api(settings: FleetSettings, commands: Commands, takes_over: bool) -> AsyncIterator[None]:
-    """The socket in the state directory, and TCP where it is configured."""
+    """Listen on the socket in the state directory, and on TCP if control_host is set."""
     path = settings.state_dir / SOCKET
-    path.unlink(missing_ok=True)  # of a controller that was killed: the lease says that it is gone
-    local = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-    before = os.umask(0o177)
-    try:
-        local.bind(str(path))
-    finally:
-        os.umask(before)
+    local = listen_private(path)  # the lease shows that the controller whose socket is there has ended
     inode = path.stat().st_ino
-    local.setblocking(False)
     servers = [HttpServer(control_app(commands), LIMITS)]
     serving = [servers[0].serve(sockets=[local])]
     if settings.fleet.control_host is not None:
@@ -292,7 +290,7 @@ async def _control_api(settings: FleetSettings, commands: Commands, takes_over: 
     try:
         yield
     finally:
-        # Not the socket of a controller that has taken over. The inode is this one's while it is open.
+        # Leave the socket of a controller that has taken over. While ours is open, its inode is unique.
         with contextlib.suppress(FileNotFoundError):
             if path.stat().st_ino == inode:
                 path.unlink()
@@ -302,7 +300,7 @@ async def _control_api(settings: FleetSettings, commands: Commands, takes_over: 
 
 
 def _control_listener(fleet: FleetConfig, takes_over: bool) -> socket.socket | None:
-    """None: the port is in use, perhaps by the controller before, which has stopped but not ended."""
+    """Returns None if the port is in use, perhaps by the previous controller, which has not exited yet."""
     try:
         return bind(fleet.control_host or "", fleet.control_port, is_shared=False)
     except OptionError as error:
@@ -325,7 +323,7 @@ async def _serve_remote(server: HttpServer, fleet: FleetConfig, listener: socket
 
 
 async def _unless(hurry: asyncio.Event, work: Coroutine[Any, Any, None], then: Callable[[], object]) -> None:
-    """Do the work; call `then` where a second signal comes before its end."""
+    """Do the work; call `then` if a second signal comes before its end."""
     working = asyncio.create_task(work)
     hurried = asyncio.create_task(hurry.wait())
     await asyncio.wait([working, hurried], return_when=asyncio.FIRST_COMPLETED)
@@ -336,14 +334,14 @@ async def _unless(hurry: asyncio.Event, work: Coroutine[Any, Any, None], then: C
 
 
 def secret_in(path: Path) -> str:
-    """The secret of a file, which is made where it is missing: readable by this user alone."""
+    """Read the secret of a file. A missing file is made, readable by this user alone."""
     with contextlib.suppress(FileExistsError):
         made = os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600)
         with os.fdopen(made, "w") as file:
             file.write(secrets.token_urlsafe(32) + "\n")
     secret = path.read_text(encoding="utf-8").strip()
     if not secret:
-        raise OptionError(f"{path} is empty: remove it, and it will be made again")
+        raise OptionError(f"{path} is empty: remove it, and the controller makes a new one")
     return secret
 
 

@@ -13,17 +13,19 @@ from ridgeline.fleet.config_models import FleetModel
 from ridgeline.fleet.controller.model_state import ModelState, StoredRollout, VersionSpec, version_of
 from ridgeline.fleet.controller.reconcile import ReplicaView, Restarts, room_in_budget, to_remove
 from ridgeline.fleet.controller.rollout import Counts, Rollout
+from ridgeline.fleet.controller.spread import Spread, is_inside, may_serve
 from ridgeline.fleet.messages import ModelDemand, ModelEntry
 
 
 class RollRefused(Exception):
-    """A rollout cannot begin; the message says why."""
+    """A rollout cannot begin. The message says why."""
 
 
 class Actions(msgspec.Struct, frozen=True):
     start: tuple[VersionSpec, ...] = ()
     drain: tuple[str, ...] = ()  # ids
-    note: str = ""  # an event, where something was decided
+    note: str = ""  # text of an event, if something was decided
+    probe: bool = False  # ask the canary to generate, and tell the rollout
 
 
 class ManagedModel:
@@ -31,15 +33,21 @@ class ManagedModel:
         self.config = config
         self.state = state or ModelState(first_target(config), version_of(config))
         self.restarts: dict[str, Restarts] = {}
+        self.places = Spread()
         self.rollout: Rollout | None = None
         self.new_weight = 1.0
         self.last_rollout = ""
-        self.blocked = ""  # why no replica starts although one is wanted
-        if self.state.rollout is not None:  # of an earlier controller
+        self.blocked = ""  # why no replica starts although the target needs one
+        if self.state.rollout is not None:  # the rollout of an earlier controller
             stored = self.state.rollout
             self.rollout = Rollout(
                 self.state.current.version, stored.new.version, config.rollout, now, stored.phase
             )
+
+    @property
+    def _weights(self) -> dict[tuple[str, str], float]:
+        """Of the places of its replicas."""
+        return {place.key: place.weight for place in self.config.spread}
 
     def restarts_of(self, version: str) -> Restarts:
         return self.restarts.setdefault(version, Restarts())
@@ -47,41 +55,53 @@ class ManagedModel:
     def weight(self, version: str) -> float:
         return self.new_weight if self.rollout is not None and version == self.rollout.new else 1.0
 
+    def is_rolling_to(self, version: str) -> bool:
+        return self.rollout is not None and self.rollout.new == version
+
+    def versions_with(self, source: str) -> set[str]:
+        """The versions whose replicas hold the files of this source."""
+        known = [self.state.current, *([] if self.state.rollout is None else [self.state.rollout.new])]
+        return {one.version for one in known if one.source == source}
+
     # ---- what others want ----
 
     def set_target(self, target: int) -> None:
         self.state = msgspec.structs.replace(self.state, target=target)
 
     def reconfigure(self, config: FleetModel, now: float) -> str:
-        """Take over a changed fleet.toml. Other settings of replicas begin a rollout, which is returned."""
-        self.config = config
-        low, high = (config.scaling.min, config.most) if config.scales else (0, config.most)
-        self.set_target(min(max(self.state.target, low), high))
+        """Apply a changed fleet.toml. Changed settings of the replicas begin a rollout, which is returned.
+        RollRefused: nothing is applied."""
         new = version_of(config)
-        if new.version == self.state.current.version:
+        rolls = new.version != self.state.current.version
+        if rolls:
+            self.check_roll(config)
+        self.config = config
+        self.set_target(self._target_for(config))
+        if not rolls:
             return ""
-        self.roll(new, now)
+        self.restarts_of(new.version).reset()
+        self.rollout = Rollout(self.state.current.version, new.version, config.rollout, now)
+        self.state = msgspec.structs.replace(self.state, rollout=StoredRollout(new, self.rollout.phase))
         return f"roll from {self.state.current.version} to {new.version}"
 
-    def roll(self, new: VersionSpec, now: float) -> None:
-        """Begin a rollout. RollRefused where one runs, or where it could never move."""
+    def check_roll(self, config: FleetModel) -> None:
+        """RollRefused during another rollout, or if no replica could be replaced."""
         if self.rollout is not None:
             raise RollRefused(
-                f"{self.config.name}: a rollout to {self.rollout.new} is under way ({self.rollout.phase}); "
-                "wait for its end, or turn it back with --back"
+                f"{self.config.name}: a rollout to {self.rollout.new} is in progress ({self.rollout.phase}); "
+                "wait for its end, or roll it back with --back"
             )
-        if new.version == self.state.current.version:
-            raise RollRefused(f"{self.config.name}: its replicas run version {new.version} already")
-        limits, budget = self.config.rollout, self.config.scaling.budget
-        price = self.config.resources.price
-        if budget is not None and limits.unavailable == 0 and (self.state.target + 1) * price > budget + 1e-9:
+        budget, price = config.scaling.budget, config.resources.price
+        cost = (self._target_for(config) + 1) * price
+        if budget is not None and config.rollout.unavailable == 0 and cost > budget + 1e-9:
             raise RollRefused(
-                f"{self.config.name}: the budget has no room for one more replica, and [models.rollout] "
+                f"{config.name}: the budget has no room for one more replica, and [models.rollout] "
                 "unavailable is 0: raise the budget, or set unavailable = 1"
             )
-        self.restarts_of(new.version).reset()
-        self.rollout = Rollout(self.state.current.version, new.version, limits, now)
-        self.state = msgspec.structs.replace(self.state, rollout=StoredRollout(new, self.rollout.phase))
+
+    def _target_for(self, config: FleetModel) -> int:
+        low, high = (config.scaling.min, config.most) if config.scales else (0, config.most)
+        return min(max(self.state.target, low), high)
 
     def hear(self, demand: ModelDemand) -> None:
         if self.rollout is not None:
@@ -91,23 +111,70 @@ class ManagedModel:
     # ---- deciding ----
 
     def step(self, replicas: Sequence[ReplicaView], room: int, now: float) -> Actions:
-        """replicas: of this model. room: that the fleet's budget leaves."""
+        """replicas: all of this model. room: how many more the fleet's budget allows."""
         price, budget = self.config.resources.price, self.config.scaling.budget
-        # A lost one no longer costs; a draining one does until its end.
+        # A lost replica costs nothing; a draining one costs until its end.
         spent = price * sum(one.state != "lost" for one in replicas)
         room = min(room, room_in_budget(budget, price, spent))
+        barred = [one for one in replicas if one.is_alive and not may_serve(self.config, one.region)]
+        usable = [one for one in replicas if one not in barred]
         if self.rollout is not None:
-            return self._roll_step(self.rollout, replicas, room, now)
-        current = self.state.current
+            actions = self._roll_step(self.rollout, usable, room, now)
+        else:
+            actions = self._keep_step(usable, room, now)
+        ended = self._barred_to_end(barred, replicas, room)
+        return msgspec.structs.replace(actions, drain=(*actions.drain, *ended))
+
+    def misplaced(self, replicas: Sequence[ReplicaView]) -> list[str]:
+        """Replicas to be replaced by others at the model's places."""
+        return [
+            one.id for one in replicas if one.is_alive and not is_inside(self.config, one.region, one.pool)
+        ]
+
+    def why_drained(self, one: ReplicaView) -> str:
+        rolls = self.rollout is not None or one.version != self.state.current.version
+        if rolls and may_serve(self.config, one.region):
+            return "the rollout replaces it"
+        if self.misplaced([one]):
+            return "it runs outside the places of its model"
+        return f"{self.state.target} replicas are wanted"
+
+    def _keep_step(self, replicas: Sequence[ReplicaView], room: int, now: float) -> Actions:
+        """Without a rollout. Replicas outside the places serve until those that replace them do."""
+        current, limits, target = self.state.current, self.config.rollout, self.state.target
         mine = [one for one in replicas if one.is_alive and one.version == current.version]
         others = [one.id for one in replicas if one.is_alive and one.version != current.version]
-        missing = self.state.target - len(mine)
+        away = set(self.misplaced(mine))
+        inside, outside = ([one for one in mine if (one.id in away) is out] for out in (False, True))
+        spare = sum(one.serves for one in mine) - max(target - limits.unavailable, 0)
+        leaving = sum(not one.serves for one in outside) + max(spare, 0)
+        missing = target - len(inside)
+        ended = (
+            *others,
+            *to_remove(outside, leaving),
+            *to_remove(inside, -missing, self._weights),
+        )
         if missing <= 0:
-            return Actions(drain=(*others, *to_remove(mine, -missing)))
-        return Actions(start=self._allowed(current, missing, room, now), drain=tuple(others))
+            return Actions(drain=ended)
+        if outside:
+            missing = max(min(missing, target + limits.surge - len(mine)), 0)
+        return Actions(start=self._allowed(current, missing, room, now), drain=ended)
+
+    def _barred_to_end(
+        self, barred: Sequence[ReplicaView], replicas: Sequence[ReplicaView], room: int
+    ) -> list[str]:
+        """Which of those that may serve no new request. Others start first; these finish what they have,
+        unless they hold what the others need."""
+        usable = [one for one in replicas if one.is_alive and one not in barred]
+        kept = max(self.state.target - sum(one.serves for one in usable), 0)
+        if room <= 0 or self.restarts_of(self.state.current.version).failures:
+            ending = sum(one.state == "draining" for one in replicas)
+            kept = min(kept, len(barred) - (self.state.target - len(usable) - ending))
+        starting = sum(not one.serves for one in barred)
+        return to_remove(barred, max(len(barred) - kept, starting))
 
     def _allowed(self, version: VersionSpec, wanted: int, room: int, now: float) -> tuple[VersionSpec, ...]:
-        """As many starts as budget and backoff allow. After a failure, one at a time."""
+        """How many replicas to start: limited by budget and backoff; after a failure, one at a time."""
         restarts = self.restarts_of(version.version)
         self.blocked = ""
         if wanted and room < wanted:
@@ -137,9 +204,9 @@ class ManagedModel:
         drain = [
             id
             for version, count in ((rollout.old, step.drain_old), (rollout.new, step.drain_new))
-            for id in to_remove([one for one in replicas if one.version == version], count)
+            for id in to_remove([one for one in replicas if one.version == version], count, self._weights)
         ]
-        return Actions(start, tuple(drain), step.note)
+        return Actions(start, tuple(drain), step.note, step.probe)
 
     def _end_rollout(self, rollout: Rollout, new: VersionSpec) -> None:
         done = rollout.phase == "done"
@@ -175,6 +242,8 @@ class ManagedModel:
             durable=self.config.is_durable,
             target=self.state.target,
             starting=sum(one.state == "starting" for one in replicas),
+            residency=self.config.model.residency,
+            regions=tuple(sorted({place.region for place in self.config.spread} - {""})),
         )
 
 

@@ -1,14 +1,17 @@
-"""What of a model must outlive the controller: the wanted number, its version, and a rollout under way.
+"""The state of a model that outlives the controller: the target, its version, and a rollout in progress.
 
-A VersionSpec is all that a start of that version needs: the old version of a rollout can be
-started again after fleet.toml has changed.
+A VersionSpec is all that a start of that version needs: the old version of a rollout can still be
+started after fleet.toml has changed.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import replace
+
 import msgspec
 
-from ridgeline.fleet.config_models import FleetModel, ServeValue
+from ridgeline.fleet.config_models import FleetModel, PlaceConfig, ServeValue
 from ridgeline.fleet.controller.rollout import Phase
 from ridgeline.fleet.substrates.substrate import ReplicaSpec
 
@@ -31,7 +34,7 @@ class ModelState(msgspec.Struct, frozen=True):
     target: int  # replicas wanted now
     current: VersionSpec
     rollout: StoredRollout | None = None
-    refused: str = ""  # the version that the last rollout turned back from
+    refused: str = ""  # the version that the last rollout failed to reach
 
 
 def version_of(model: FleetModel) -> VersionSpec:
@@ -51,12 +54,15 @@ def replica_spec(
     id: str,
     model: FleetModel,
     version: VersionSpec,
+    place: PlaceConfig | None = None,
     *,
     threads: int | None,
     key: str,
     drain_s: float,
+    peers: Sequence[str] = (),
 ) -> ReplicaSpec:
-    """threads: for a version that names none. key: that the server accepts; never on its command line."""
+    """threads: used if the version sets none. key: the server's bearer key; never on its command line.
+    peers: replicas with the same files, as NAME=URL."""
     given = dict(version.serve)
     cpus = version.cpus or threads
     if cpus is not None:
@@ -66,6 +72,10 @@ def replica_spec(
     flags = [f"--served-model-name={name}" for name in model.names]
     for name in sorted(given):
         flags += serve_flags(name, given[name])
+    environment = replica_environment(model, key)
+    if peers:
+        environment["RIDGELINE_WEIGHT_PEERS"] = ",".join(peers)
+    where = place or model.spread[0]
     return ReplicaSpec(
         fleet=fleet,
         id=id,
@@ -73,9 +83,13 @@ def replica_spec(
         version=version.version,
         source=version.source,
         flags=tuple(flags),
-        environment={"RIDGELINE_API_KEYS": key},
-        resources=model.resources,
+        environment=environment,
+        resources=replace(model.resources, region=where.region, pool=where.pool),
     )
+
+
+def replica_environment(model: FleetModel, key: str) -> dict[str, str]:
+    return {"RIDGELINE_API_KEYS": key, **model.weights.environment}
 
 
 def serve_flags(name: str, value: ServeValue) -> list[str]:

@@ -1,12 +1,13 @@
-"""Pure parts of a replica's life: how many to start or remove, which ones first, and when to start again.
+"""Pure decisions of a replica's life: how many to start or remove, which ones first, when to start again.
 
-Replicas that start count as capacity and are removed first. A crash loop is slowed down, never ended: its
-reason may lie outside, such as a full disk.
+Starting replicas count as capacity and are removed first. A crash loop is slowed down, never ended: its
+cause may be outside, such as a full disk.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections import Counter
+from collections.abc import Iterable, Mapping
 
 import msgspec
 
@@ -14,9 +15,10 @@ from ridgeline.fleet.messages import State
 
 FIRST_BACKOFF_S = 1.0
 LONGEST_BACKOFF_S = 60.0
-STABLE_S = 60.0  # a replica that served this long ends a crash loop
-LOOP_FAILURES = 3  # failures in a row that are called a crash loop
+STABLE_S = 60.0  # a replica that served for this many seconds ends a crash loop
+LOOP_FAILURES = 3  # this many failures in a row are a crash loop
 ALIVE: tuple[State, ...] = ("starting", "ramping", "ready")
+NO_WEIGHTS: Mapping[tuple[str, str], float] = {}
 _REMOVED_FIRST = {"starting": 0, "ramping": 1, "ready": 2}
 
 
@@ -26,21 +28,48 @@ class ReplicaView(msgspec.Struct, frozen=True):
     state: State
     since: float  # when it entered its state
     running: int = 0  # requests
+    region: str = ""
+    pool: str = ""
+
+    @property
+    def place(self) -> tuple[str, str]:
+        return (self.region, self.pool)
 
     @property
     def is_alive(self) -> bool:
         return self.state in ALIVE
 
+    @property
+    def serves(self) -> bool:
+        return self.state in ("ramping", "ready")
 
-def to_remove(replicas: Iterable[ReplicaView], count: int) -> list[str]:
-    """Which replicas to remove: those that start first, then the least busy, then the youngest."""
+
+def to_remove(
+    replicas: Iterable[ReplicaView], count: int, weights: Mapping[tuple[str, str], float] = NO_WEIGHTS
+) -> list[str]:
+    """Which replicas to remove: starting ones first, then the least busy, then the youngest.
+
+    weights: of the places, region and pool. With several, the place that is most above its share goes first.
+    """
     alive = [one for one in replicas if one.is_alive]
     alive.sort(key=lambda one: (_REMOVED_FIRST[one.state], one.running, -one.since, one.id))
-    return [one.id for one in alive[: max(count, 0)]]
+    if len(weights) < 2:
+        return [one.id for one in alive[: max(count, 0)]]
+    counts = Counter(one.place for one in alive)
+    removed: list[str] = []
+    while alive and len(removed) < count:
+        group = [one for one in alive if one.state == "starting"] or alive
+        crowding = {one.place: counts[one.place] / weights.get(one.place, 1e-9) for one in group}
+        crowded = max(crowding, key=lambda place: crowding[place])
+        one = next(one for one in group if one.place == crowded)
+        alive.remove(one)
+        counts[crowded] -= 1
+        removed.append(one.id)
+    return removed
 
 
 def room_in_budget(budget: float | None, price: float, spent: float) -> int:
-    """How many replicas of this price may still start. spent: of all that run now, draining ones too."""
+    """How many more replicas of this price may start. spent: cost of all that run, draining ones too."""
     if budget is None:
         return 1_000_000
     return max(int((budget - spent) / price + 1e-9), 0)

@@ -1,9 +1,10 @@
-"""Rollout: replicas of a new version take over from those of the old one. A pure state machine.
+"""Rollout: replaces replicas of the old version by replicas of the new one. A pure state machine.
 
-The controller calls `step` with what it sees; the answer says how many replicas to start and to drain, and
-the weight of the new version. First one new replica, the canary, gets a small share of requests. When it has
-been judged good, the others follow within the surge and unavailable limits. Failed starts, more errors
-or a longer time to first token turn the rollout back: the old version serves all the time.
+The controller calls `step` with the state of the replicas; the result says how many to start and to drain,
+and the weight of the new version. First one new replica, the canary, gets a small share of requests. If it
+is judged good, the others follow within the surge and unavailable limits. Failed starts, more errors or a
+longer time to first token turn the rollout back: the old version serves all the time. A canary that gets no
+request is judged by generations that the controller asks of it.
 """
 
 from __future__ import annotations
@@ -18,8 +19,8 @@ from ridgeline.fleet.messages import VersionOutcome
 
 Phase = Literal["canary", "rolling", "rolling_back", "done", "rolled_back"]
 MAX_SAMPLES = 2048  # times to first token, for each version
-LEAST_SAMPLES = 10  # of each version before latencies are compared
-FAILED_STARTS = 3  # of the new version, in a row
+LEAST_SAMPLES = 10  # samples of each version before latencies are compared
+FAILED_STARTS = 3  # failed starts of the new version in a row
 
 
 class Outcomes:
@@ -40,7 +41,7 @@ class Outcomes:
 
     @property
     def p90_ms(self) -> float | None:
-        """None where there are too few samples."""
+        """None if there are too few samples."""
         if len(self._ttft_ms) < LEAST_SAMPLES:
             return None
         ordered = sorted(self._ttft_ms)
@@ -60,14 +61,15 @@ class Counts(msgspec.Struct, frozen=True):
 
 
 class Step(msgspec.Struct, frozen=True):
-    """What to do now. Only the first of several needed changes may be here: `step` is called again."""
+    """What to do now. It may hold only the first of several changes: `step` is called again."""
 
     start_new: int = 0
     start_old: int = 0
     drain_new: int = 0
     drain_old: int = 0
     new_weight: float = 1.0
-    note: str = ""  # an event: why the phase changed
+    note: str = ""  # text of an event: why the phase changed
+    probe: bool = False  # no request reached the canary: ask it, and call `probed`
 
 
 class Rollout:
@@ -80,6 +82,8 @@ class Rollout:
         self.outcomes = {old: Outcomes(), new: Outcomes()}
         self._began = now
         self._canary_since: float | None = None
+        self._wants_probe = False
+        self._probed: str | None = None  # empty: the canary generates; else why not
 
     @property
     def is_over(self) -> bool:
@@ -89,15 +93,20 @@ class Rollout:
         if outcome.version in self.outcomes:
             self.outcomes[outcome.version].hear(outcome)
 
+    def probed(self, reason: str) -> None:
+        """The result of the probe that a step asked for. reason: why it failed; empty: it did not."""
+        self._probed = reason
+
     def turn_back(self, reason: str) -> None:
         if not self.is_over:
             self.phase, self.reason = "rolling_back", reason
 
     def step(self, old: Counts, new: Counts, wanted: int, room: int, now: float) -> Step:
-        """wanted: replicas in all. room: replicas that the budget still allows."""
+        """wanted: replicas of both versions. room: how many more the budget allows."""
         if self.is_over:
             return Step()
         before = self.phase
+        self._wants_probe = False
         self._judge(old, new, wanted, now)
         step = (
             self._back(old, new, wanted, room)
@@ -109,7 +118,8 @@ class Rollout:
             note = f"rollout of {self.new}: {before} → {self.phase}" + (
                 f": {self.reason}" if self.reason else ""
             )
-        return msgspec.structs.replace(step, new_weight=self._weight(old), note=note)
+        weight = self._weight(old, new)
+        return msgspec.structs.replace(step, new_weight=weight, note=note, probe=self._wants_probe)
 
     # ---- judging ----
 
@@ -144,26 +154,48 @@ class Rollout:
         if seen >= self.config.canary_requests:
             self.phase, self.reason = "rolling", f"the canary answered {seen} requests in {watched_s:.0f} s"
         elif watched_s >= self.config.judge_s:
-            self.phase, self.reason = "rolling", f"{seen} requests reached the canary in {watched_s:.0f} s"
+            self._judge_late(seen, watched_s, new)
+
+    def _judge_late(self, seen: int, watched_s: float, new: Counts) -> None:
+        """Fewer requests than wanted came: those decide, or a probe where there are none."""
+        if seen:
+            reason = self._worse_errors(least=1)
+            if reason:
+                self.turn_back(reason)
+            else:
+                self.phase = "rolling"
+                self.reason = f"{seen} requests reached the canary in {watched_s:.0f} s"
+        elif self._probed is None:
+            self._wants_probe = new.serving > 0  # a canary that starts again is probed once it serves
+        elif self._probed:
+            self.turn_back(f"no traffic to judge by, and the canary failed a probe: {self._probed}")
+        else:
+            self.phase, self.reason = "rolling", "no traffic to judge by; the canary generated when probed"
 
     def _verdict(self) -> str:
-        """Why the new version is worse, by the requests so far."""
+        """Why the new version is worse, judged by its requests; empty if it is not."""
         old, new, config = self.outcomes[self.old], self.outcomes[self.new], self.config
         least = max(config.canary_requests, 1)
-        if new.ended >= least and new.error_rate > old.error_rate + config.error_rate:
-            return (
-                f"error rate {new.error_rate:.1%} ({new.errors} of {new.ended}) against {old.error_rate:.1%} "
-                f"of the old version; allowed are {config.error_rate:.1%} more"
-            )
+        if reason := self._worse_errors(least):
+            return reason
         before, after = old.p90_ms, new.p90_ms
         if self.phase != "canary" or before is None or after is None or new.ended < least:
-            return ""  # later, both versions also feel that replicas come and go
+            return ""  # later, starts and stops of replicas slow both versions
         if after > config.latency_ratio * before:
             return (
-                f"p90 time to first token {after:.0f} ms against {before:.0f} ms of the old version; "
-                f"allowed is {config.latency_ratio:g} times as much"
+                f"p90 time to first token {after:.0f} ms, {before:.0f} ms of the old version; "
+                f"at most {config.latency_ratio:g} times as much is allowed"
             )
         return ""
+
+    def _worse_errors(self, least: int) -> str:
+        old, new, config = self.outcomes[self.old], self.outcomes[self.new], self.config
+        if new.ended < least or new.error_rate <= old.error_rate + config.error_rate:
+            return ""
+        return (
+            f"error rate {new.error_rate:.1%} ({new.errors} of {new.ended}), {old.error_rate:.1%} of the "
+            f"old version; at most {config.error_rate:.1%} more is allowed"
+        )
 
     # ---- moving ----
 
@@ -180,7 +212,7 @@ class Rollout:
             start = min(missing, most - total, room)
             if start > 0:
                 return Step(start_new=start)
-            # There is no place: an old replica makes one, first one that does not serve yet.
+            # No room: drain an old replica first, one that does not serve yet if there is any.
             return Step(drain_old=min(missing, old.starting or min(spare, old.serving)))
         if canary:
             if total > most:
@@ -200,16 +232,20 @@ class Rollout:
         start = max(min(wanted - old.alive, wanted + self.config.surge - total, room), 0)
         if start:
             return Step(start_old=start)
-        # The new version serves until the old one can: it was judged worse, not silent.
+        # The new version serves until the old one can: it is worse, but it answers.
         spare = old.serving + new.serving - max(wanted - self.config.unavailable, 0)
         drain = min(max(spare, 0), new.serving)
         if not drain and old.serving >= wanted:
             drain = new.serving
         return Step(drain_new=drain)
 
-    def _weight(self, old: Counts) -> float:
+    def _weight(self, old: Counts, new: Counts) -> float:
+        """Of each replica of the new version; one of the old version has 1. The canary gets the share
+        `canary` of all requests, and no more than an old replica: in a large fleet, a tenth of the requests
+        would be several times its share."""
         if old.serving == 0:
             return 1.0
         if self.phase == "canary":
-            return self.config.canary
+            share = self.config.canary
+            return min(share * old.serving / ((1 - share) * max(new.serving, 1)), 1.0)
         return 1.0 if self.phase in ("rolling", "done") else min(self.config.canary, 0.01)

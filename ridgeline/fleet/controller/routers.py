@@ -1,7 +1,7 @@
-"""Routers: the router processes of this controller. They share one port, and outlive the controller.
+"""Routers: the router processes of the controller. They share one port, and outlive the controller.
 
-A router that dies is started again. Those of an earlier controller serve on; the port is then bound a second
-time (SO_REUSEPORT), for the successor of one that dies.
+A router that dies is started again. Routers of an earlier controller keep serving; the port is then bound a
+second time (SO_REUSEPORT), for the successor of one that dies.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ log = logging.getLogger("ridgeline.fleet")
 MARK = "RIDGELINE_FLEET_ROUTER"  # variable of a router's process: FLEET/NUMBER
 RESTART_S = 1.0
 POLL_S = 0.2
-GRACE_S = 5.0  # beyond the drain
+GRACE_S = 5.0  # added to drain_s
 PROC = Path("/proc")
 
 
@@ -72,7 +72,7 @@ class Routers:
         for one in adopted:
             if one.number < self._count:
                 self.processes[one.number] = one
-                await self._events.say("adopt", f"router {one.number} runs on from an earlier controller")
+                await self._events.say("adopt", f"router {one.number} is adopted from an earlier controller")
             else:
                 one.signal(signal.SIGTERM)
         for number in range(self._count):
@@ -80,7 +80,7 @@ class Routers:
                 self._start(number)
 
     async def watch(self) -> None:
-        """Start those again that die. Until cancelled, or until LeaseLost."""
+        """Start routers again that die, until cancelled or LeaseLost."""
         not_before: dict[int, float] = {}
         while True:
             for number in range(self._count):
@@ -93,13 +93,13 @@ class Routers:
                     try:
                         await self._events.say("router", f"router {number} died; another one starts")
                     except StorageError as error:
-                        log.error("router %d died; that is not stored: %s", number, error)
+                        log.error("router %d died; the event could not be stored: %s", number, error)
                 if time.monotonic() >= not_before.get(number, 0.0):
                     self._start(number)
             await asyncio.sleep(POLL_S)
 
     async def end(self, drain_s: float) -> None:
-        """New connections are refused; requests that run may finish."""
+        """Refuse new connections and let running requests finish."""
         self._listener.close()
         for process in self.processes.values():
             process.signal(signal.SIGTERM)
@@ -150,7 +150,7 @@ def find_routers(fleet: str) -> list[RouterProcess]:
 
 
 def bind(host: str, port: int, is_shared: bool) -> socket.socket:
-    """is_shared: routers of this fleet hold the port already. Not listening: a router does that."""
+    """Bind the port; a router listens on it. is_shared: routers of this fleet already hold the port."""
     try:
         found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]
         if not is_shared:  # with SO_REUSEPORT alone, another fleet's port would be shared silently

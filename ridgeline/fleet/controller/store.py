@@ -1,7 +1,7 @@
-"""FleetStore: what must outlive the controller, in one SQLite file: replicas, models, ids, events, the lease.
+"""FleetStore: the state that outlives the controller, in one SQLite file: replicas, models, events, lease.
 
-A replica is written before it is started and removed after it has ended, so that a controller that was killed
-between the two finds it again. All writes are the lease holder's (`lease.fenced`).
+A replica is written before it is started and removed after it has ended, so that the next controller finds
+it after a kill between the two. Only the lease's holder can write (`lease.fenced`).
 """
 
 from __future__ import annotations
@@ -35,7 +35,13 @@ STEPS = (
         "kind TEXT NOT NULL, model TEXT NOT NULL, replica TEXT NOT NULL, text TEXT NOT NULL, "
         "facts TEXT NOT NULL)",
     ),
+    (
+        "ALTER TABLE fleet_replicas ADD COLUMN region TEXT NOT NULL DEFAULT ''",
+        "ALTER TABLE fleet_replicas ADD COLUMN pool TEXT NOT NULL DEFAULT ''",
+    ),
+    ("ALTER TABLE fleet_replicas ADD COLUMN price DOUBLE PRECISION NOT NULL DEFAULT 0",),
 )
+_COLUMNS = "id, model, version, state, created, place, epoch, segments, region, pool, price"
 
 
 class StoredReplica(msgspec.Struct, frozen=True):
@@ -44,9 +50,12 @@ class StoredReplica(msgspec.Struct, frozen=True):
     version: str
     state: str
     created: float  # seconds since 1970, for display
-    place: str = ""  # the substrate's; empty while the start is only intended
+    place: str = ""  # given by the substrate; empty until the replica is started
     epoch: str = ""
     segments: dict[str, float] = {}
+    region: str = ""
+    pool: str = ""
+    price: float = 0.0  # per hour; 0: not recorded
 
 
 class Event(msgspec.Struct, frozen=True):
@@ -90,7 +99,7 @@ class FleetStore:
         await self._put("fleet_facts", name, value)
 
     async def count(self, name: str) -> int:
-        """The next number of this counter. It was never returned before."""
+        """The next number of this counter; no number is returned twice."""
 
         def work() -> Work[int]:
             yield (
@@ -106,16 +115,15 @@ class FleetStore:
     # ---- replicas and models ----
 
     async def replicas(self) -> list[StoredReplica]:
-        rows = await self._database.ask(
-            "SELECT id, model, version, state, created, place, epoch, segments FROM fleet_replicas "
-            "ORDER BY created"
-        )
+        rows = await self._database.ask(f"SELECT {_COLUMNS} FROM fleet_replicas ORDER BY created")
         return [_replica(row) for row in rows]
 
     async def save_replica(self, one: StoredReplica) -> None:
-        values = (*msgspec.structs.astuple(one)[:7], msgspec.json.encode(one.segments).decode())
+        first, last = msgspec.structs.astuple(one)[:7], (one.region, one.pool, one.price)
+        values = (*first, msgspec.json.encode(one.segments).decode(), *last)
+        marks = ", ".join("?" * len(values))
         await self._write(
-            statement("INSERT OR REPLACE INTO fleet_replicas VALUES (?, ?, ?, ?, ?, ?, ?, ?)", *values)
+            statement(f"INSERT OR REPLACE INTO fleet_replicas ({_COLUMNS}) VALUES ({marks})", *values)
         )
 
     async def remove_replica(self, id: str) -> None:
@@ -150,7 +158,7 @@ class FleetStore:
         return Event(await self._write(work()), at, kind, model, replica, text, dict(facts))
 
     async def events(self, after: int = 0, limit: int = 1000, model: str = "") -> Sequence[Event]:
-        """The oldest `limit` after a number; with after < 0, the newest -after."""
+        """The oldest `limit` events after a number; with after < 0, the newest -after events."""
         where, values = ("model = ? AND ", (model,)) if model else ("", ())
         columns = "id, at, kind, model, replica, text, facts"
         if after < 0:
@@ -171,8 +179,9 @@ class FleetStore:
 
 
 def _replica(row: Row) -> StoredReplica:
-    id, model, version, state, created, place, epoch, segments = row
-    return StoredReplica(id, model, version, state, created, place, epoch, msgspec.json.decode(segments))
+    id, model, version, state, created, place, epoch, segments, *last = row
+    spent = msgspec.json.decode(segments)
+    return StoredReplica(id, model, version, state, created, place, epoch, spent, *last)
 
 
 def _event(row: Row) -> Event:

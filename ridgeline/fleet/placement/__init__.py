@@ -1,6 +1,6 @@
 """Where replicas run: capacity pools of several providers, and the order of regions in a failover.
 
-Pure logic: nothing is bought or started here. `ridgeline fleet place` prints what it decides, and why.
+Pure logic: nothing is bought or started here. `ridgeline fleet place` prints its decisions and their reasons.
 """
 
 from ridgeline.fleet.placement.geo import GeoFailover, failover_order

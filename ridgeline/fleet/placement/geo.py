@@ -1,35 +1,54 @@
-"""failover_order() and GeoFailover: which regions a request tries, and how often it may try another."""
+"""failover_order() and GeoFailover: which regions serve a user, and how often a request may leave one.
+
+A request whose replica fails goes on in the same region where that has other replicas. To leave a region that
+is not known to be down costs one retry of a budget that all requests share, so a region that fails requests
+adds at most RETRY_RATIO to the load of the others. A region that is known to be down costs nothing.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection
 
 from ridgeline.fleet.placement.pools import PlacedModel, PoolsFile
 from ridgeline.proxy.retry_budget import RetryBudget
 
-RETRY_RATIO = 0.1  # a lost region adds at most this share of requests to the others
+RETRY_RATIO = 0.1
+MOST_SAVED = 1000.0  # retries that a quiet time saves up
 
 
 def failover_order(file: PoolsFile, model: PlacedModel, user: str, regions: Collection[str]) -> list[str]:
-    """The regions with replicas that may serve the user, nearest first. Residency holds in a failover too."""
+    """The regions whose replicas may serve the user, nearest first. Residency also holds in a failover."""
     allowed = [region for region in regions if model.may_run_in(region)]
     return sorted(allowed, key=lambda region: (file.between(user, region), region))
 
 
 class GeoFailover:
-    """One for each router. A first try is free; another region costs one retry of the common budget."""
+    """One for each router. `up`: regions with a replica that may take requests now."""
 
     def __init__(self, clock: Callable[[], float], ratio: float = RETRY_RATIO) -> None:
-        self.budget = RetryBudget(ratio, 0.0, clock)
+        self._budget = RetryBudget(ratio, 0.0, clock, MOST_SAVED)
+        self.moves = 0  # requests that went on in another region
 
-    def tries(self, order: list[str], down: Collection[str] = ()) -> Iterator[str]:
-        """Regions to try in turn; ends when the budget is spent. Regions known to be down cost nothing."""
-        self.budget.request()
-        is_first = True
-        for region in order:
-            if region in down:
-                continue
-            if not is_first and not self.budget.take():
-                return
-            is_first = False
-            yield region
+    @property
+    def paid(self) -> int:
+        """Moves that the budget paid for."""
+        return self._budget.taken
+
+    def request(self) -> None:
+        """A new request; its retries do not count."""
+        self._budget.request()
+
+    def may_leave(self, tried: Collection[str], up: Collection[str]) -> bool:
+        """Whether a request that failed in the regions `tried` may go on in another one."""
+        return not self._costs(tried, up) or not self._budget.is_spent
+
+    def went(self, tried: Collection[str], up: Collection[str], region: str) -> None:
+        """It goes on in this region."""
+        if region in tried:
+            return
+        self.moves += 1
+        if self._costs(tried, up):
+            self._budget.take()
+
+    def _costs(self, tried: Collection[str], up: Collection[str]) -> bool:
+        return any(region in up for region in tried)

@@ -23,7 +23,7 @@ WORST: Cost = (math.inf, math.inf, math.inf, math.inf)
 
 @dataclass(frozen=True, slots=True)
 class Placement:
-    """replicas: by model and pool. price: what the GPUs cost. moved: replicas taken from pools that work."""
+    """replicas: by model and pool. price: of the GPUs. moved: replicas taken from working pools."""
 
     replicas: Counts
     price: float
@@ -37,38 +37,38 @@ class Placement:
 
 
 def place(file: PoolsFile, nodes: int = NODES) -> Placement:
-    """From nothing."""
+    """Place all replicas, without a current placement."""
     return repack(file, {}, nodes)
 
 
 def repack(file: PoolsFile, current: Mapping[str, Mapping[str, int]], nodes: int = NODES) -> Placement:
-    """From a placement of which some pools have failed or changed: replicas that can stay, stay."""
+    """Place again after pools have failed or changed: replicas that can stay, stay."""
     return _Search(file, current, nodes).run()
 
 
 def usable(file: PoolsFile, model: PlacedModel, pool: Pool) -> str:
-    """Why the pool cannot hold the model at all; empty: it can."""
+    """Why the pool cannot hold the model at all; empty if it can."""
     if pool.failed:
         return "the pool is down"
     if not model.may_run_in(pool.region):
         return f"residency: {pool.region} is not in {', '.join(model.residency)}"
     if model.gpu and pool.gpu not in model.gpu:
-        return f"{pool.gpu} is none of its GPUs ({', '.join(model.gpu)})"
+        return f"{pool.gpu} is not one of its GPUs ({', '.join(model.gpu)})"
     latency = file.latency(model, pool.region)
     if model.max_latency_ms is not None and latency > model.max_latency_ms:
-        return f"{latency:.0f} ms from its users, allowed are {model.max_latency_ms:.0f} ms"
+        return f"{latency:.0f} ms from its users, more than {model.max_latency_ms:.0f} ms"
     if pool.quota < model.gpus:
-        return f"quota of {pool.quota} GPUs, a replica needs {model.gpus}"
+        return f"its quota is {pool.quota} GPUs, and a replica needs {model.gpus}"
     return ""
 
 
 def weighed(file: PoolsFile, model: PlacedModel, pool: Pool) -> float:
-    """$ per hour of one replica, with what its latency is worth."""
+    """$ per hour of one replica, with the price of its latency."""
     return model.gpus * pool.price + file.config.latency_price * file.latency(model, pool.region)
 
 
 def missing_redundancy(model: PlacedModel, counts: Mapping[str, int], pools: Mapping[str, Pool]) -> int:
-    """Regions and pools too few, and spot replicas too many."""
+    """How many regions and pools are missing, plus spot replicas beyond the limit."""
     used = [pools[name] for name, count in counts.items() if count]
     regions = max(0, min(model.min_regions, model.replicas) - len({pool.region for pool in used}))
     few = max(0, min(model.min_pools, model.replicas) - len(used))
@@ -77,7 +77,7 @@ def missing_redundancy(model: PlacedModel, counts: Mapping[str, int], pools: Map
 
 
 class _Search:
-    """Depth first over (model, pool): the number of replicas there. Bounded by each model's cheapest pool."""
+    """Depth-first search over the replicas of each (model, pool). Bounded by each model's cheapest pool."""
 
     def __init__(self, file: PoolsFile, current: Mapping[str, Mapping[str, int]], nodes: int) -> None:
         self._file, self._nodes_left = file, nodes
@@ -95,7 +95,7 @@ class _Search:
             }
             for model in file.models
         }
-        # The models with the fewest pools first: their choice is the narrowest.
+        # The models with the fewest pools first: they have the fewest choices.
         self._models = sorted(
             file.models, key=lambda model: (len(self._options[model.name]), -model.gpus, model.name)
         )
@@ -131,7 +131,7 @@ class _Search:
         )
 
     def _bounds_ahead(self) -> list[Cost]:
-        """The least that the models from a place on can cost, without regard to quotas."""
+        """A lower bound on the cost of the remaining models, without regard to quotas."""
         bounds = [ZERO]
         for model in reversed(self._models):
             options = self._options[model.name]
@@ -169,7 +169,7 @@ class _Search:
             moves = float(max(0, had - count))
             reached = _plus(cost, (0.0, 0.0, moves, count * price))
             rest = left - count
-            # What is left of this model costs at least the next pool's price: they are sorted.
+            # The model's remaining replicas cost at least the next pool's price: pools are sorted.
             if number + 1 < len(options):
                 ahead: Cost = (0.0, 0.0, 0.0, rest * weighed(self._file, model, options[number + 1]))
             else:
@@ -191,7 +191,7 @@ class _Search:
     # ── a first placement ────────────────────────────────────────────────────────────────────────────────
 
     def _greedy(self) -> tuple[Counts, Cost]:
-        """Model by model: what can stay, then one for each missing region and pool, then the cheapest."""
+        """By model: keep what can stay, then one for each missing region and pool, then the cheapest."""
         free, found, cost = dict(self._left), {}, ZERO
         for model in self._models:
             counts = dict.fromkeys((pool.name for pool in self._options[model.name]), 0)

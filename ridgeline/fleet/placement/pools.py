@@ -2,30 +2,38 @@
 
 from __future__ import annotations
 
-import fnmatch
-import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
-from ridgeline.options import OptionError, build, check_range, check_values, nearest, option
+from ridgeline.fleet.placement.regions import UNKNOWN_MS, allows, between
+from ridgeline.options import (
+    OptionError,
+    build,
+    check_range,
+    check_values,
+    list_of_tables,
+    nearest,
+    option,
+    read_toml,
+)
 
 Kind = Literal["reserved", "on-demand", "spot"]
 
 
 @dataclass(frozen=True, slots=True)
 class Pool:
-    """[[pools]]: GPUs of one kind that one provider has in one region."""
+    """[[pools]]: GPUs of one kind, from one provider, in one region."""
 
     name: str = option("", "name, used once")
     provider: str = option("", "company or cluster that owns the GPUs")
-    region: str = option("", "region, as residency rules and latencies name it")
+    region: str = option("", "region, as in residency and [latency]")
     gpu: str = option("", "kind of GPU, such as h100")
     price: float = option(0.0, "price of one GPU for one hour, in $")
     kind: Kind = option("on-demand", "reserved, on-demand or spot")
-    quota: int = option(0, "most GPUs that may be used")
-    failed: bool = option(False, "the pool is down: nothing is placed there")
+    quota: int = option(0, "largest number of GPUs to use")
+    failed: bool = option(False, "the pool is down: place nothing there")
 
     def __post_init__(self) -> None:
         check_range(self, f"[[pools]] {self.name}:", 0, 1e6, "price", "quota")
@@ -33,17 +41,17 @@ class Pool:
 
 @dataclass(frozen=True, slots=True)
 class PlacedModel:
-    """[[models]]: replicas to place, and the rules that hold for them."""
+    """[[models]]: replicas to place, and their rules."""
 
     name: str = option("", "name, used once")
     replicas: int = option(1, "replicas to place")
     gpus: int = option(1, "GPUs of each replica, all in one pool")
-    gpu: tuple[str, ...] = option((), "kinds of GPU that it may use; empty: all")
-    residency: tuple[str, ...] = option((), "regions that it may run in, with * for parts; empty: all")
-    max_latency_ms: float | None = option(None, "longest way from its users to a region, in the mean")
-    min_regions: int = option(1, "regions that it is spread over at least")
-    min_pools: int = option(1, "pools that it is spread over at least")
-    max_spot_share: float = option(1.0, "share of its replicas that may run in spot pools")
+    gpu: tuple[str, ...] = option((), "kinds of GPU that the model may use; empty: all")
+    residency: tuple[str, ...] = option((), "regions that the model may run in, with * for parts; empty: all")
+    max_latency_ms: float | None = option(None, "largest mean latency between its users and a region, in ms")
+    min_regions: int = option(1, "fewest regions to spread the replicas over")
+    min_pools: int = option(1, "fewest pools to spread the replicas over")
+    max_spot_share: float = option(1.0, "largest share of the replicas in spot pools")
     users: Mapping[str, float] = field(default_factory=dict)  # [models.users]: place → share
 
     def __post_init__(self) -> None:
@@ -54,17 +62,19 @@ class PlacedModel:
         check_range(self, where, 0, 1e6, "max_latency_ms")
 
     def may_run_in(self, region: str) -> bool:
-        return not self.residency or any(fnmatch.fnmatchcase(region, rule) for rule in self.residency)
+        return allows(self.residency, region)
 
 
 @dataclass(frozen=True, slots=True)
 class PlacementConfig:
-    """[placement]: what latency is worth."""
+    """[placement]: the price of latency."""
 
     latency_price: float = option(
-        0.01, "$ per hour that a replica may cost more to be 1 ms nearer to its users"
+        0.01, "extra $ per hour that a replica may cost for each ms nearer to its users"
     )
-    unknown_ms: float = option(150.0, "latency between a place and a region that [latency] does not name")
+    unknown_ms: float = option(
+        UNKNOWN_MS, "latency in ms between a place and a region that [latency] does not name"
+    )
 
     def __post_init__(self) -> None:
         check_range(self, "[placement]", 0, 1e6, "latency_price", "unknown_ms")
@@ -78,30 +88,22 @@ class PoolsFile:
     config: PlacementConfig = field(default_factory=PlacementConfig)
 
     def latency(self, model: PlacedModel, region: str) -> float:
-        """In the mean over the model's users; 0 where it names none."""
+        """Mean latency over the model's users in ms; 0 if it names none."""
         total = sum(model.users.values())
         if not total:
             return 0.0
         return sum(share * self.between(place, region) for place, share in model.users.items()) / total
 
     def between(self, place: str, region: str) -> float:
-        known = self.latency_ms.get(place, {})
-        return known.get(region, 0.0 if place == region else self.config.unknown_ms)
+        return between(self.latency_ms, place, region, self.config.unknown_ms)
 
 
-def read_pools(path: Path) -> PoolsFile:
-    """OptionError says which key is wrong and what is allowed."""
-    try:
-        with path.open("rb") as file:
-            document = tomllib.load(file)
-    except OSError as error:
-        raise OptionError(f"{path}: cannot be read: {error.strerror}") from error
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise OptionError(f"{path}: not valid TOML: {error}") from error
-    return make_pools(document, f"{path}: ")
+def read_pools(path: Path, needs_models: bool = True) -> PoolsFile:
+    """Read pools.toml. An OptionError says which key is wrong. needs_models: false if they are optional."""
+    return make_pools(read_toml(path), f"{path}: ", needs_models)
 
 
-def make_pools(document: Mapping[str, Any], where: str = "") -> PoolsFile:
+def make_pools(document: Mapping[str, Any], where: str = "", needs_models: bool = True) -> PoolsFile:
     known = ("pools", "models", "latency", "placement")
     for section in document:
         if section not in known:
@@ -110,24 +112,22 @@ def make_pools(document: Mapping[str, Any], where: str = "") -> PoolsFile:
         build(Pool, check_values(Pool, table, f"{where}[[pools]] {number} "))
         for number, table in enumerate(_tables(document, "pools", where), 1)
     )
-    models = tuple(
-        _model(table, f"{where}[[models]] {number} ")
-        for number, table in enumerate(_tables(document, "models", where), 1)
-    )
+    placed = _tables(document, "models", where) if needs_models or "models" in document else []
+    models = tuple(_model(table, f"{where}[[models]] {number} ") for number, table in enumerate(placed, 1))
     for kind, names in (
         ("pools", [pool.name for pool in pools]),
         ("models", [model.name for model in models]),
     ):
         for name in names:
             if not name:
-                raise OptionError(f"{where}[[{kind}]]: one has no name")
+                raise OptionError(f"{where}[[{kind}]]: an entry has no name")
             if names.count(name) > 1:
                 raise OptionError(f"{where}[[{kind}]]: the name {name!r} is used twice")
     for pool in pools:
         if not pool.region or not pool.gpu:
-            raise OptionError(f"{where}[[pools]] {pool.name}: region and gpu are needed")
+            raise OptionError(f"{where}[[pools]] {pool.name}: set region and gpu")
     config = build(PlacementConfig, check_values(PlacementConfig, document.get("placement", {}), where))
-    return PoolsFile(pools, models, _latencies(document.get("latency", {}), where), config)
+    return PoolsFile(pools, models, read_latencies(document.get("latency", {}), where), config)
 
 
 def _model(table: Mapping[str, Any], where: str) -> PlacedModel:
@@ -151,7 +151,8 @@ class _OwnKeys:
     max_spot_share: float = 1.0
 
 
-def _latencies(table: Any, where: str) -> dict[str, dict[str, float]]:
+def read_latencies(table: Any, where: str) -> dict[str, dict[str, float]]:
+    """[latency.PLACE]: milliseconds to each region."""
     if not isinstance(table, dict):
         raise OptionError(f"{where}latency must be tables: write [latency.PLACE] above its regions")
     return {place: _numbers(regions, f"{where}[latency.{place}]") for place, regions in table.items()}
@@ -167,7 +168,7 @@ def _numbers(table: Any, where: str) -> dict[str, float]:
 
 
 def _tables(document: Mapping[str, Any], section: str, where: str) -> list[dict[str, Any]]:
-    tables = document.get(section, [])
-    if not isinstance(tables, list) or not all(isinstance(one, dict) for one in tables) or not tables:
-        raise OptionError(f"{where}{section} is a list: write [[{section}]] above the keys of each")
+    tables = list_of_tables(document.get(section, []), section, where)
+    if not tables:
+        raise OptionError(f"{where}[[{section}]] is missing: add one for each")
     return tables

@@ -1,4 +1,4 @@
-"""explain(): why each model runs where it does, pool by pool, in words."""
+"""explain(): the reason for the number of each model's replicas in each pool, as text."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from ridgeline.fleet.placement.pools import PlacedModel, Pool, PoolsFile
 def explain(
     file: PoolsFile, placement: Placement, current: Mapping[str, Mapping[str, int]] | None = None
 ) -> list[str]:
-    """A line for each model and pool, chosen pools first, then why the others were not."""
+    """A line for each model and pool: chosen pools first, then the reason against each other pool."""
     pools = {pool.name: pool for pool in file.pools}
     free = {pool.name: pool.quota for pool in file.pools}
     gpus = {model.name: model.gpus for model in file.models}
@@ -70,7 +70,7 @@ def _chosen(
         return f"{price}; no more than {model.max_spot_share:.0%} may run in spot pools"
     full = [one.name for one in cheaper if free[one.name] < model.gpus]
     if full:
-        return f"{price}; better ones are full: {', '.join(full)}"
+        return f"{price}; better pools are full: {', '.join(full)}"
     return f"{price}; the best together with the other models and rules"
 
 
@@ -83,12 +83,12 @@ def _unused(
     free: Mapping[str, int],
 ) -> str:
     if free[pool.name] < model.gpus:
-        return "full with other models"
+        return "filled by other models"
     if any(weighed(file, model, pools[name]) > weighed(file, model, pool) for name in counts):
         return "not chosen: redundancy, spot share or replicas that stay"
     each = model.gpus * pool.price
     far = f", {file.latency(model, pool.region):.0f} ms" if model.users else ""
-    return f"dearer or farther (${each:.2f}/h each{far})"
+    return f"more expensive or farther away (${each:.2f}/h each{far})"
 
 
 def _lacking(model: PlacedModel, counts: Mapping[str, int], pools: Mapping[str, Pool]) -> str:
@@ -98,3 +98,12 @@ def _lacking(model: PlacedModel, counts: Mapping[str, int], pools: Mapping[str, 
         f"{len(regions)} of {model.min_regions} regions, {len([1 for n in counts.values() if n])} of "
         f"{model.min_pools} pools, {spot} in spot pools"
     )
+
+
+def places_toml(file: PoolsFile, placement: Placement, model: str) -> list[str]:
+    """The placement of a model as [[models.places]] of fleet.toml."""
+    regions = {pool.name: pool.region for pool in file.pools}
+    lines: list[str] = []
+    for pool, count in placement.of(model).items():
+        lines += ["[[models.places]]", f'region = "{regions[pool]}"', f'pool = "{pool}"', f"weight = {count}"]
+    return lines

@@ -1,1 +1,1 @@
-"""Requests that wait for a replica: their order, their budgets, their estimates. Pure logic."""
+"""Requests that wait for a replica: order, budgets of time, estimates. Pure logic."""

@@ -1,4 +1,4 @@
-"""HeldLedger: the state that the records of a journal describe: requests that wait, answers not fetched yet.
+"""HeldLedger: the state that a journal's records describe: waiting requests, and answers not fetched yet.
 
 Pure: the same records in the same order give the same state, whether they are made now or read after a crash.
 """
@@ -12,10 +12,10 @@ import msgspec
 
 
 class HeldRequest(msgspec.Struct, frozen=True, tag="held"):
-    """A request that waits for the first replica. `key` is the client's: it asks for the answer with it."""
+    """A request that waits for the first replica. The client sends `key` again to get the answer."""
 
     id: str
-    number: int  # order of arrival, over restarts
+    number: int  # order of arrival, also across restarts
     key: str
     model: str
     path: str
@@ -23,7 +23,7 @@ class HeldRequest(msgspec.Struct, frozen=True, tag="held"):
     headers: tuple[tuple[str, str], ...] = ()
     tenant: str = ""
     priority: int = 1
-    arrived_at: float = 0.0  # wall clock, for people
+    arrived_at: float = 0.0  # wall clock, for display
 
 
 class Answer(msgspec.Struct, frozen=True, tag="answer"):
@@ -34,7 +34,7 @@ class Answer(msgspec.Struct, frozen=True, tag="answer"):
 
 
 class Dropped(msgspec.Struct, frozen=True, tag="dropped"):
-    """It needs no answer any more: fetched, expired, or cancelled by its client."""
+    """The request is done: its answer was fetched or expired, or its client cancelled it."""
 
     id: str
     why: str
@@ -50,7 +50,7 @@ class KeyReused(Exception):
 
 
 class HeldLedger:
-    """waiting: in order of arrival. answers: of requests that are done and not fetched yet."""
+    """waiting: requests in order of arrival. answers: those that were not fetched yet."""
 
     def __init__(self) -> None:
         self.waiting: OrderedDict[str, HeldRequest] = OrderedDict()
@@ -76,23 +76,23 @@ class HeldLedger:
             self.answers.pop(record.id, None)
 
     def find(self, tenant: str, key: str, path: str, body: bytes) -> str | None:
-        """The id of the same request, sent before with this key. KeyReused if that was another request."""
+        """The id of this request, if it was sent before with this key. KeyReused if the key has another."""
         id = self._ids.get((tenant, key))
         if id is not None and self._requests[id][2] != fingerprint(path, body):
             raise KeyReused(f"key {key!r} belongs to another request: use a new key for each request")
         return id
 
     def id_of(self, tenant: str, name: str) -> str | None:
-        """name: an id of this tenant, or one of its keys."""
+        """name: an id of one of the tenant's requests, or its key."""
         return name if self.tenant_of(name) == tenant else self._ids.get((tenant, name))
 
     def tenant_of(self, id: str) -> str | None:
-        """None: no such request."""
+        """None if there is no such request."""
         found = self._requests.get(id)
         return None if found is None else found[0]
 
     def bytes_of(self, id: str) -> int:
-        """Of the body that the next record of this request makes superfluous."""
+        """Bytes of the body, which the request's next record makes obsolete."""
         kept = self.waiting.get(id) or self.answers.get(id)
         return len(kept.body) if kept is not None else 0
 
@@ -109,7 +109,7 @@ class HeldLedger:
 
 
 def fingerprint(path: str, body: bytes) -> bytes:
-    """Of a request. A record without a path holds the fingerprint itself: its body is no longer needed."""
+    """The fingerprint of a request. A record without a path has no body, but the fingerprint itself."""
     return body if not path else hashlib.sha256(path.encode() + b"\0" + body).digest()
 
 

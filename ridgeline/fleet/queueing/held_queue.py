@@ -1,23 +1,24 @@
 """HeldQueue: requests of one model that wait at a router because no replica can take them.
 
 Pure order: `FairOrder` decides, the router does the waiting. A request waits at most `hold_s` while replicas
-are saturated, and at most `cold_s` while none is ready; the two budgets are spent apart.
+are saturated, and at most `cold_s` while none is ready; the two budgets are counted separately.
 """
 
 from __future__ import annotations
 
 from collections import OrderedDict
+from collections.abc import Sequence
 from typing import cast
 
 from ridgeline.proxy.errors import QueueRefused
-from ridgeline.proxy.fair_order import FairOrder, Waiter
+from ridgeline.proxy.fair_order import FairOrder, Waiter, outvied
 
 LONGEST_RETRY_S = 60.0
 LEAST_WEIGHT = 0.01
 
 
 class Held(Waiter):
-    """One request. `key` is the caller's: a future, a request id."""
+    """One request. `key` is any object of the caller, such as a future or a request id."""
 
     __slots__ = ("cold_at", "hold_at", "is_accepted", "key")
 
@@ -29,8 +30,8 @@ class Held(Waiter):
 
 
 class HeldQueue:
-    """The caller gives the time. It calls `started` and `ended` for every request sent, also for those that
-    were not held: tenants share what the replicas give, by the time that their answers take.
+    """The caller passes the time. It calls `started` and `ended` for every request sent, also for those that
+    were not held: tenants share the replicas by the time that their answers take.
     """
 
     def __init__(
@@ -40,16 +41,16 @@ class HeldQueue:
         self.cold = False
         self._order = FairOrder(ageing_s)
         self._arrivals: OrderedDict[Held, None] = OrderedDict()
-        self._spent_hold_s = self._spent_cold_s = 0.0  # of all time, while saturated and while cold
+        self._spent_hold_s = self._spent_cold_s = 0.0  # total seconds while saturated, and while cold
         self._read_at: float | None = None
-        self._turn_s = 1.0  # between two requests that leave for a replica, a moving mean
+        self._turn_s = 1.0  # moving mean of the seconds between two requests that leave for a replica
         self._turn_at: float | None = None
 
     def __len__(self) -> int:
         return self._order.waiting
 
     def set_cold(self, cold: bool, now: float) -> None:
-        """Whether no replica is ready: from now on a wait counts against cold_s, or against hold_s."""
+        """cold: no replica is ready. From now on waits count against cold_s, or else against hold_s."""
         self._tick(now)
         self.cold = cold
 
@@ -61,40 +62,45 @@ class HeldQueue:
         weight: float = 1.0,
         priority: int = 1,
         is_accepted: bool = False,
+        others: Sequence[HeldQueue] = (),
     ) -> tuple[Held, Held | None]:
-        """The new request, and the one that gave way to it in a full queue (refuse that one with 429).
+        """Returns the new request, and the one that a full queue drops for it (refuse that one with 429).
 
-        QueueRefused (code queue_full, retry_after_s) if the new request has the weakest claim itself.
-        is_accepted: it is in a journal, so `max_held` and `hold_s` do not apply; it gives way to none.
+        QueueRefused (code queue_full, retry_after_s) if the new request itself has the lowest rank.
+        is_accepted: it is in a journal, so `max_held` and `hold_s` do not apply, and it is never dropped.
+        others: queues with which this one shares `max_held`; the request that is dropped may be in one.
         """
         self._tick(now)
         held = Held(key, tenant, max(weight, LEAST_WEIGHT), priority, now)
         weakest: Held | None = None
         held.is_accepted = is_accepted
-        if self._order.waiting >= self.max_held and not is_accepted:
-            outvied = self._order.outvied_by(held) if self._order.waiting else None
-            weakest = cast("Held | None", outvied)
+        queues = (self, *others)
+        if sum(map(len, queues)) >= self.max_held and not is_accepted:
+            weakest = cast("Held | None", outvied([one._order for one in queues], held))
             if weakest is None or weakest.is_accepted:
-                raise QueueRefused("queue_full", self.retry_after_s())
-            self.remove(weakest, now)
+                raise QueueRefused("queue_full", max(one.retry_after_s() for one in queues))
+            for one in queues:
+                one.remove(weakest, now)
         held.hold_at, held.cold_at = self._spent_hold_s, self._spent_cold_s
         self._order.add(held, now)
         self._arrivals[held] = None
         return held, weakest
 
     def remove(self, held: Held, now: float) -> None:
-        """The client has gone. Does nothing for a request that is no longer held."""
+        """Remove a request whose client has disconnected. Does nothing if it is not in the queue."""
+        if held not in self._arrivals:
+            return
         self._order.remove(held, now)
-        self._arrivals.pop(held, None)
+        del self._arrivals[held]
         if not self._arrivals:
             self._turn_at = None
 
     def peek(self, now: float) -> Held | None:
-        """The request that `next` would return, to find a replica for."""
+        """The request that `next` would return. The caller looks for a replica for it."""
         return cast("Held | None", self._order.peek(now))
 
     def next(self, now: float) -> Held | None:
-        """Removes and returns the next request. The caller has a replica for it."""
+        """Remove and return the next request. The caller has a replica for it."""
         held = cast("Held | None", self._order.next(now))
         if held is None:
             return None
@@ -107,7 +113,7 @@ class HeldQueue:
         return held
 
     def expire(self, now: float) -> list[Held]:
-        """Removes and returns the requests whose budget is spent, oldest first."""
+        """Remove and return the requests whose budget is spent, oldest first."""
         self._tick(now)
         spent = []
         for held in self._arrivals:
@@ -120,7 +126,7 @@ class HeldQueue:
         return spent
 
     def next_expiry_s(self, now: float) -> float | None:
-        """Seconds until `expire` has something to return, if nothing changes; None: the queue is empty."""
+        """Seconds until the next request's budget is spent, if nothing changes; None for an empty queue."""
         self._tick(now)
         oldest = next(iter(self._arrivals), None)
         if oldest is None:
@@ -130,19 +136,19 @@ class HeldQueue:
         return max(oldest.hold_at + self.hold_s - self._spent_hold_s, 0.0)
 
     def position(self, held: Held) -> int:
-        """1: next. 0: no longer held. An estimate where several tenants wait."""
+        """1 is the next request; 0 means that it is not held. An estimate if several tenants wait."""
         return self._order.ahead_of(held) + 1 if held.in_line else 0
 
     def estimated_wait_s(self, held: Held) -> float:
-        """At the pace at which requests left lately. While no replica is ready, the time after its start."""
+        """Estimated wait, at the recent pace. While no replica is ready, the time from its start on."""
         return self.position(held) * self._turn_s
 
     def retry_after_s(self) -> float:
-        """Seconds until all requests that wait now have had their turn."""
+        """Estimated seconds until every request that waits now has left."""
         return min(max(self._order.waiting * self._turn_s, 1.0), LONGEST_RETRY_S)
 
     def oldest_s(self, now: float) -> float:
-        """How long the oldest request has waited."""
+        """Seconds for which the oldest request has waited."""
         return now - next(iter(self._arrivals)).since if self._arrivals else 0.0
 
     def waiting_by_tenant(self) -> dict[str, int]:
@@ -153,7 +159,7 @@ class HeldQueue:
         self._order.started(tenant, max(weight, LEAST_WEIGHT), now)
 
     def ended(self, tenant: str, now: float) -> None:
-        """Its answer has ended. Once for each `started`."""
+        """Its answer has ended. Call it once for each `started`."""
         self._order.ended(tenant, now)
 
     def _left_s(self, held: Held) -> float:

@@ -1,11 +1,13 @@
 """Journal: an append-only file of records, each with its length and checksum, written by one thread.
 
-Appends that come together share one fsync. A record that a crash has cut short is removed when the file is
-opened, and moved to a file beside it. `DurableQueue` is the only caller.
+Appends that come together share one fsync. A record that a crash left incomplete is moved to a file beside
+the journal when it is opened. `DurableQueue` is the only caller.
 """
 
 from __future__ import annotations
 
+import contextlib
+import errno
 import fcntl
 import logging
 import os
@@ -18,13 +20,14 @@ from pathlib import Path
 
 MAGIC = b"ridgeline held 1\n"
 HEAD = 8  # bytes before each record: its length and its CRC-32
+FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)  # there may be room again later
 MAX_RECORD = 256 * 1024 * 1024
 
 log = logging.getLogger(__name__)
 
 
 class JournalError(Exception):
-    """The journal cannot be used; the message names the file and what to do."""
+    """The journal cannot be used. The message names the file and says what to do."""
 
 
 class Journal:
@@ -33,24 +36,29 @@ class Journal:
     def __init__(self, path: Path) -> None:
         self.path = path
         self._file = _open_locked(path)
-        self.records = self._recover()  # of the file as it was found; the owner reads and drops them
-        self.size = os.lseek(self._file, 0, os.SEEK_END)
+        self._beside.unlink(missing_ok=True)  # of a rewrite that was killed
+        self.records = self._recover()  # of the file as it was opened; the owner reads and drops them
+        self.size = self._written = os.lseek(self._file, 0, os.SEEK_END)
         self._condition = threading.Condition()
         self._queue: list[tuple[bytes, Future[None]]] = []
         self._replacement: tuple[list[bytes], Future[None]] | None = None
         self._failed: OSError | None = None
         self._closing = False
+        self._is_folder_synced = True  # False: the file is not yet certain to have its name after a crash
         self.syncs = 0
         self._thread = threading.Thread(target=self._write_all, name="fleet-journal", daemon=True)
         self._thread.start()
 
+    @property
+    def _beside(self) -> Path:
+        return self.path.with_suffix(".new")
+
     def append(self, record: bytes) -> Future[None]:
-        """The future is done when the record is on the disk; JournalError where it cannot be."""
-        future: Future[None] = Future()
+        """The future is done when the record is on the disk; JournalError if it cannot be written."""
+        future = _uncancelled()
         framed = frame(record)
         with self._condition:
-            if self._failed is not None or self._closing:
-                future.set_exception(JournalError(f"{self.path}: {self._failed or 'the journal is closed'}"))
+            if self._is_refused(future):
                 return future
             self.size += len(framed)
             self._queue.append((framed, future))
@@ -58,12 +66,14 @@ class Journal:
         return future
 
     def rewrite(self, records: Iterable[bytes]) -> Future[None]:
-        """Replace the whole file by these records, in one rename. Earlier appends are left out."""
-        future: Future[None] = Future()
+        """Replace the whole file by these records, with one rename. Earlier appends are dropped."""
+        future = _uncancelled()
         framed = [frame(record) for record in records]
         with self._condition:
+            if self._is_refused(future):
+                return future
             pending, self._queue = self._queue, []
-            if self._replacement is not None:  # an earlier one that was not written yet
+            if self._replacement is not None:  # an earlier rewrite that was not written yet
                 pending.append((b"", self._replacement[1]))
             self._replacement = (framed, future)
             self.size = len(MAGIC) + sum(map(len, framed))
@@ -72,8 +82,14 @@ class Journal:
             self._condition.notify()
         return future
 
+    def _is_refused(self, future: Future[None]) -> bool:
+        if self._failed is None and not self._closing:
+            return False
+        future.set_exception(JournalError(f"{self.path}: {self._failed or 'the journal is closed'}"))
+        return True
+
     def close(self) -> None:
-        """Write what is left, and unlock the file."""
+        """Write the remaining records, and unlock the file."""
         with self._condition:
             self._closing = True
             self._condition.notify()
@@ -98,36 +114,69 @@ class Journal:
                 if replacement is not None:
                     futures.append(replacement[1])
                     self._replace(replacement[0])
+                if not self._is_folder_synced:
+                    _sync_folder(self.path.parent)
+                    self._is_folder_synced = True
+                if replacement is not None:  # it is done, even if the appends after it fail
+                    futures.pop().set_result(None)
                 if batch:
                     _write(self._file, b"".join(framed for framed, _ in batch))
                     os.fdatasync(self._file)
                 self.syncs += 1
             except OSError as error:
-                with self._condition:
-                    self._failed = error
-                    futures += [future for _, future in self._queue]
-                    self._queue.clear()
-                log.error("%s: held requests are no longer durable: %s", self.path, error)
+                if not self._cut_back(error):
+                    with self._condition:
+                        self._failed = error
+                        futures += [future for _, future in self._queue]
+                        self._queue.clear()
+                    log.error("%s cannot be written: no further request is journalled: %s", self.path, error)
                 for future in futures:
                     future.set_exception(JournalError(f"{self.path}: {error.strerror}"))
                 continue
+            self._written = os.lseek(self._file, 0, os.SEEK_END)
+            self._measure()
             for future in futures:
                 future.set_result(None)
 
+    def _cut_back(self, error: OSError) -> bool:
+        """After a full disk: remove the part that was written. True: later appends may work again."""
+        if error.errno not in FULL:
+            return False
+        try:
+            os.ftruncate(self._file, self._written)
+            os.fsync(self._file)
+        except OSError:
+            return False
+        self._measure()
+        log.error("%s: records were not written: %s", self.path, error.strerror)
+        return True
+
+    def _measure(self) -> None:
+        """Set `size`: the file with what still waits to be written."""
+        with self._condition:
+            size = self._written
+            if self._replacement is not None:
+                size = len(MAGIC) + sum(map(len, self._replacement[0]))
+            self.size = size + sum(len(framed) for framed, _ in self._queue)
+
     def _replace(self, framed: list[bytes]) -> None:
-        beside = self.path.with_suffix(".new")
+        """After the rename the new file is the journal, whatever fails later."""
+        beside = self._beside
         new = os.open(beside, os.O_CREAT | os.O_TRUNC | os.O_RDWR | os.O_CLOEXEC, 0o600)
         try:
             fcntl.flock(new, fcntl.LOCK_EX | fcntl.LOCK_NB)
             _write(new, MAGIC + b"".join(framed))
             os.fsync(new)
+            size = os.lseek(new, 0, os.SEEK_END)
             beside.replace(self.path)
-            _sync_folder(self.path.parent)
         except OSError:
             os.close(new)
+            with contextlib.suppress(OSError):
+                beside.unlink()  # the disk may be full
             raise
-        os.close(self._file)
-        self._file = new
+        old, self._file, self._written = self._file, new, size
+        self._is_folder_synced = False
+        os.close(old)
 
     # ── opening ──────────────────────────────────────────────────────────────────────────────────────────
 
@@ -141,14 +190,14 @@ class Journal:
             return []
         if not data.startswith(MAGIC):
             os.close(self._file)
-            raise JournalError(f"{self.path} is no journal of held requests: move it away")
+            raise JournalError(f"{self.path} is not a journal of held requests: move it away")
         records, end = split(data)
         if end < len(data):
             rest = data[end:]
             damaged = self.path.with_suffix(".damaged")
             damaged.write_bytes(rest)
             log.warning(
-                "%s: %d bytes after record %d are incomplete, as a crash leaves them; moved to %s",
+                "%s: %d bytes after record %d are incomplete, as after a crash; moved to %s",
                 self.path, len(rest), len(records), damaged.name,
             )  # fmt: skip
             os.ftruncate(self._file, end)
@@ -161,7 +210,7 @@ def frame(record: bytes) -> bytes:
 
 
 def split(data: bytes) -> tuple[list[bytes], int]:
-    """The whole records from the beginning on, and where the last of them ends."""
+    """The complete records from the beginning, and the offset at which the last of them ends."""
     records, at = [], len(MAGIC)
     while at + HEAD <= len(data):
         length = int.from_bytes(data[at : at + 4], "little")
@@ -209,6 +258,13 @@ def _sync_folder(folder: Path) -> None:
         os.fsync(handle)
     finally:
         os.close(handle)
+
+
+def _uncancelled() -> Future[None]:
+    """A future that a waiting task cannot cancel: the writing thread sets its result."""
+    future: Future[None] = Future()
+    future.set_running_or_notify_cancel()
+    return future
 
 
 def _copy(waiting: Future[None], done: Future[None]) -> None:

@@ -1,1 +1,1 @@
-"""The I/O around the routing logic: tables and feeds in, requests out, streams that survive a replica."""
+"""The I/O around the routing logic: reads tables and feeds, sends requests, moves streams to peers."""

@@ -1,6 +1,6 @@
-"""RouterApp: the fleet's own front, without tenants. An ASGI app over a FleetRouter.
+"""RouterApp: the HTTP API of a fleet without a gateway. An ASGI app over a FleetRouter.
 
-It checks the key, reads the model of a body with the gateway's care, and relays the replica's answer byte for
+It checks the key, reads the model of a body as the gateway does, and relays the replica's answer byte for
 byte. A stream that fails ends with an error event in the dialect of its path.
 """
 
@@ -18,12 +18,20 @@ from typing import Any, TypeAlias
 
 import msgspec
 
-from ridgeline.fleet.queueing.held_ledger import HeldRequest
 from ridgeline.fleet.router.config import RouterConfig
-from ridgeline.fleet.router.durable_hold import HELD_PATH, KEY_HEADERS, Keeper, key_of
-from ridgeline.fleet.router.endpoints import FORWARDED, OBJECTS, OWN, Endpoint
-from ridgeline.fleet.router.fleet_router import FleetRouter, model_card
-from ridgeline.fleet.router.metrics import metrics_text
+from ridgeline.fleet.router.durable.durable_hold import HELD_PATH, KEY_HEADERS, Keeper, key_of
+from ridgeline.fleet.router.endpoints import (
+    FORWARDED,
+    OBJECTS,
+    OWN,
+    Endpoint,
+    is_repeatable,
+    is_stream,
+)
+from ridgeline.fleet.router.fleet_router import FleetRouter
+from ridgeline.fleet.router.observe.metrics import metrics_text
+from ridgeline.fleet.router.observe.peer_metrics import PeerMetrics
+from ridgeline.fleet.router.own_answers import model_card
 from ridgeline.fleet.router.refusals import Refusal, of_error, unknown_path
 from ridgeline.fleet.router.request import FleetRequest
 from ridgeline.proxy.answer import UpstreamAnswer
@@ -54,15 +62,16 @@ log = logging.getLogger("ridgeline.fleet")
 
 
 class RouterApp:
-    """hold: keeps requests that arrive while no replica serves; None: they wait in memory alone."""
+    """hold: journals requests that arrive while no replica serves; None: they wait in memory."""
 
     def __init__(self, router: FleetRouter, config: RouterConfig, hold: Keeper | None = None) -> None:
         self._router, self._config, self.hold = router, config, hold
         digests = [sha256(key.encode()).digest() for key in config.keys]
         self._keys = {one: f"key-{one.hex()[:16]}" for one in digests}  # the same after a restart
         self._hosts = None if config.keys else HostCheck(config.host, config.allowed_hosts)
+        self.peers: PeerMetrics | None = None  # other processes on the same port
         self.is_draining = False
-        self.live: set[asyncio.Task[Any]] = set()  # requests under way
+        self.live: set[asyncio.Task[Any]] = set()  # running requests
         self._answers: set[UpstreamAnswer] = set()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -103,14 +112,18 @@ class RouterApp:
             self.live.discard(task)
 
     def end_all(self) -> None:
-        """Past the drain's deadline: each stream gets an error event."""
+        """End the running requests after drain_s: each stream gets an error event."""
         for answer in list(self._answers):
             answer.fail("aborted")
+
+    def own_metrics(self) -> str:
+        journal = self.hold.journal if self.hold is not None else None
+        return metrics_text(self._router, journal, self._config.name)
 
     # ── keys, and paths of the router itself ──
 
     def _admit(self, headers: dict[bytes, bytes]) -> str:
-        """The client's name: the beginning of its key's digest."""
+        """The client's name: the first characters of its key's digest."""
         if self._hosts is not None:
             origin = headers.get(b"origin")
             refusal = self._hosts.refusal(
@@ -140,7 +153,8 @@ class RouterApp:
             raise unknown_path(path, OBJECTS)
         _check_method(method, "GET")
         if path == "/metrics":
-            body = metrics_text(self._router).encode()
+            text = self.own_metrics() if self.peers is None else await self.peers.text()
+            body = text.encode()
             await _answer(send, 200, [(b"content-type", CONTENT_TYPE.encode())], body)
             return
         if path == "/api/version":
@@ -160,7 +174,7 @@ class RouterApp:
     async def _ready(self, send: Send) -> None:
         reason = "draining" if self.is_draining else ""
         if not reason and not self._router.is_ready:
-            reason = "no table of replicas yet: the controller does not answer"
+            reason = "the router has no table of replicas yet: its controller does not answer"
         status = {"status": "not ready", "reason": reason} if reason else {"status": "ready"}
         await _json(send, 503 if reason else 200, status)
 
@@ -332,38 +346,8 @@ class _Gone(Exception):
     """The client has closed its connection."""
 
 
-def read_held(held: HeldRequest, timeout_s: float) -> FleetRequest:
-    """The request of a journalled one; it was checked when it came."""
-    fields = read_fields(held.body)
-    endpoint = FORWARDED[held.path.partition("?")[0]]
-    headers = [(name.encode("latin-1"), value.encode("latin-1")) for name, value in held.headers]
-    return FleetRequest(
-        "POST",
-        held.path,
-        headers,
-        held.body,
-        field(fields, "model", str, ""),
-        fields,
-        stream=is_stream(endpoint, fields),
-        tenant=held.tenant,
-        priority=held.priority,
-        until=time.monotonic() + timeout_s,
-        request_id=dict(headers).get(b"x-request-id", b"").decode("latin-1"),
-        is_accepted=True,
-    )
-
-
-def is_stream(endpoint: Endpoint, fields: Fields) -> bool:
-    return endpoint.streams and field(fields, "stream", bool, endpoint.stream_default)
-
-
-def is_repeatable(kind: str, fields: Fields) -> bool:
-    """Whether the request may be sent twice: a response that is stored may not."""
-    return kind != "responses" or bytes(fields.get("store", b"null")) == b"false"
-
-
 def _priority(fields: Fields) -> int:
-    """The server's field: lower goes first. A wrong type is the replica's to refuse."""
+    """The server's `priority` field: lower goes first. The replica refuses a wrong type."""
     try:
         return field(fields, "priority", int, 1)
     except InvalidBody:

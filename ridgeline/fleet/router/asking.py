@@ -1,4 +1,4 @@
-"""Asking: finds a replica for a request and asks it, and another one when that fails.
+"""Asking: finds a replica for a request and sends it there, and to another one if that fails.
 
 Used by `Exchange` for the first answer and for each continuation of a stream. Moves are bounded for each
 request, and for all requests together by two budgets: one for the deaths of replicas, one for errors.
@@ -24,9 +24,9 @@ from ridgeline.replica.resume import RESUMABLE_HEADER, RESUME_HEADER, ResumeStat
 
 # Nothing was sent to the replica.
 UNSENT = frozenset(("busy", "refused", "unresolved", "unreachable", "connect_timeout", "tls"))
-# The request's own end: no other replica is asked.
+# The request itself has ended: no other replica is asked.
 FINAL = frozenset(("aborted", "total_timeout", "body_too_large", "head_too_large", "upload_lost", "busy"))
-# The replica is gone or stands still: its requests move, as many as it had.
+# The replica has ended or stalled: all of its requests move.
 DEATHS = frozenset(("refused", "unreachable", "connect_timeout", "reset", "truncated", "no_progress"))
 EXECUTED = frozenset((500, 502, 504))  # the replica may have computed the request
 PASSING = frozenset((429, 500, 502, 503, 504))  # another replica may answer
@@ -36,7 +36,7 @@ RESUME = (RESUME_HEADER.encode(), b"1")
 
 @dataclass(frozen=True, slots=True)
 class Means:
-    """What all requests of a router share."""
+    """The state that all requests of a router share."""
 
     client: HttpClient
     tuning: FleetTuning
@@ -45,15 +45,15 @@ class Means:
     place: Place
     give_back: Callable[[Placed], None]
     key_lines: Callable[[], bytes]
-    other_versions: Callable[[str], set[str]]  # replicas that run another version than this one
+    other_versions: Callable[[str], set[str]]  # the replicas that run another version than this one
     moves: RetryBudget  # after a replica's death
     retries: RetryBudget  # after a 5xx or a timeout
-    sent: Callable[[str, str], None]  # a request's id and its replica
-    first_token: Callable[[Placed], None]  # the prompt is computed
+    sent: Callable[[str, str], None]  # called with a request's id and its replica
+    first_token: Callable[[Placed], None]  # called when the prompt is computed
 
 
 class Asking:
-    """One request. `inner` is the answer of its replica now."""
+    """One request. `inner` is the answer of its current replica."""
 
     def __init__(
         self, means: Means, request: FleetRequest, prompt: PromptView, held: HeldRequests, book: ModelBook
@@ -64,7 +64,7 @@ class Asking:
         self.placed: Placed | None = None
         self.is_over = False
         self._prompt, self._held = prompt, held
-        self._next: Placed | None = None  # found when its replica refused the request
+        self._next: Placed | None = None  # already found when its replica refused the request
         self._failed_by: set[str] = set()  # replicas
         self._refused_by: set[str] = set()  # replicas that can never continue the stream
         self._moves = 0
@@ -79,7 +79,7 @@ class Asking:
             self.inner.fail(cause)
 
     def end(self, outcome: str) -> None:
-        """Exactly once. outcome: ok, failed, refused or cancelled."""
+        """Count the outcome, exactly once: ok, failed, refused or cancelled."""
         if self.is_over:
             return
         self.is_over = True
@@ -88,7 +88,7 @@ class Asking:
         self.leave(exclude=False, error=None if outcome == "cancelled" else outcome == "failed")
 
     async def ask(self, state: ResumeState | None = None) -> UpstreamAnswer:
-        """An answer that has begun, from the first replica that gives one. state: of a stream to continue."""
+        """The answer of the first replica that begins one. state: of a stream to continue."""
         while True:
             await self._find_place(state)
             try:
@@ -106,13 +106,15 @@ class Asking:
         request, held, means = self.request, self._held, self.means
         placed, self._next = self._next, None
         failed, is_moved = self._failed_by, bool(self._failed_by) or state is not None
+        only = self._prompt.only
         version = "" if state is None or state.head is None else state.head.version
 
         def barred() -> set[str]:
-            """Of a stream to continue: replicas of another version, also of those that come later."""
+            """Replicas that cannot continue the stream because they run another version; also later ones."""
             return means.other_versions(version) | self._refused_by if version else self._refused_by
 
-        if placed is None and (is_moved or not len(held)):  # a new request does not overtake those that wait
+        # A new request does not overtake those that wait.
+        if placed is None and (is_moved or not (held.movable or (only and held.waits_for(only)))):
             placed = means.place(self._prompt, failed, barred())
         if placed is None:
             self.book.held += not self.hold.waited_s
@@ -132,7 +134,7 @@ class Asking:
                 self.book.held_s += self.hold.waited_s - before
         self.placed, self._has_answered = placed, False
         placed.replica.begin(self)
-        held.queue.started(request.tenant, request.weight, means.clock())
+        held.started(self._prompt, request.weight)
 
     async def _send(self, state: ResumeState | None) -> UpstreamAnswer:
         request, means, placed = self.request, self.means, self.placed
@@ -149,7 +151,7 @@ class Asking:
             headers, body = [*headers, RESUME], with_state(body, state)
         if request.request_id:
             means.sent(request.request_id, replica.id)
-        self.inner = inner = await means.client.ask(
+        inner = await means.client.ask(
             replica.origin,
             request.method,
             request.path,
@@ -160,21 +162,25 @@ class Asking:
             fixed=means.key_lines(),
             wait_for_body=True,
             stream=request.stream,
+            on_made=self._made,  # a replica that stands still may never send a byte
         )
         if inner.status < 500:
             replica.breaker.success(placed.given)
             self._has_answered = True
         return inner
 
+    def _made(self, inner: UpstreamAnswer) -> None:
+        self.inner = inner
+
     # ── moving to another replica ──
 
     def _is_refused(self, inner: UpstreamAnswer, resuming: bool) -> bool:
-        """The replica answered with an error: whether another one is asked."""
+        """Whether another replica is asked after this one answered with an error."""
         status = inner.status
         if status < 400 or (status not in PASSING and not resuming):
             return False
         if resuming:
-            if status == 409:  # another version: it says so before it computes anything
+            if status == 409:  # it runs another version, and refuses before it computes anything
                 assert self.placed is not None
                 self._refused_by.add(self.placed.replica.id)
                 self.leave()
@@ -183,7 +189,7 @@ class Asking:
             if status in PASSING and self.may_move(f"http_{status}", resuming):
                 return True
             raise RequestBroken("unresumable")
-        if status in EXECUTED and not self.request.repeatable:
+        if self._prompt.only or (status in EXECUTED and not self.request.repeatable):
             return False
         assert self.placed is not None
         self._next = self.means.place(self._prompt, {*self._failed_by, self.placed.replica.id})
@@ -196,7 +202,7 @@ class Asking:
         return True
 
     def may_move(self, cause: str, resuming: bool) -> bool:
-        """Whether the request goes to another replica; if so, the move is counted and paid for."""
+        """Whether the request goes to another replica; if so, counts the move and charges its budget."""
         means, request = self.means, self.request
         if cause in FINAL or self.is_over or self._moves >= means.tuning.migrations:
             return False
@@ -211,7 +217,7 @@ class Asking:
         return True
 
     def after_break(self, cause: Cause) -> None:
-        """Settle with the replica whose connection broke, or that was given up."""
+        """Settle with a replica whose connection broke, or that the router gave up."""
         if cause == "aborted":
             self.leave(exclude=False)
         elif cause in FINAL:
@@ -224,7 +230,7 @@ class Asking:
     def leave(
         self, *, fault: bool = False, trip: bool = False, exclude: bool = True, error: bool | None = None
     ) -> None:
-        """The request has left its replica. error: how it counts for the version; None: not at all."""
+        """The request has left its replica. error: how it counts for the version; None: it does not count."""
         placed, self.placed, self.inner = self.placed, None, None
         if placed is None:
             return
@@ -238,7 +244,7 @@ class Asking:
         if error is not None:
             self.book.ended(replica.entry.version, error)
         replica.end(self)
-        self._held.queue.ended(self.request.tenant, self.means.clock())
+        self._held.ended(self._prompt)
         self.means.give_back(placed)
 
     def _drop_next(self) -> None:

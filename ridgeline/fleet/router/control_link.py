@@ -1,7 +1,7 @@
 """ControlLink: a router's connection to its controller. Follows the table, posts demand.
 
-Without its controller a router serves on with the last table: every failure here is logged once and tried
-again, and none reaches a request.
+Without its controller a router keeps serving with the last table: every failure here is logged once and
+tried again, and none reaches a request.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ from ridgeline.proxy.origin import Origin
 
 TABLE_PATH, DEMAND_PATH = "/fleet/table", "/fleet/demand"
 RETRY_S = (0.05, 0.1, 0.2, 0.5, 1.0)
-# A controller sends a line every two seconds. One that is silent may have stopped, and another one may have
-# taken over at the same address.
+# A controller sends a line every two seconds. A silent one may have stopped, and another one may listen at
+# the same address.
 _TABLE = Timeouts(connect_s=5.0, first_byte_s=10.0, idle_s=10.0)
 _DEMAND = Timeouts(connect_s=2.0, first_byte_s=5.0, idle_s=5.0)
 
@@ -37,10 +37,10 @@ class ControlLink:
         self._lines = lines
         self._tables = msgspec.json.Decoder(Table)
         self.is_connected = False
-        self.losses = 0  # times the controller went away
+        self.losses = 0  # how often the connection to the controller was lost
 
     async def follow(self) -> None:
-        """Until cancelled. Each table is given to `on_table` as it arrives."""
+        """Call `on_table` with each table as it arrives, until cancelled."""
         failures = 0
         while True:
             try:
@@ -49,8 +49,11 @@ class ControlLink:
             except (ProxyError, msgspec.MsgspecError) as error:
                 failures += 1
                 if failures == 1:
-                    log.warning("the controller is away; serving on with the last table: %s", error)
-            except Exception:  # a fault of ours: the next table may be usable
+                    log.warning(
+                        "the controller does not answer; the router keeps serving with the last table: %s",
+                        error,
+                    )
+            except Exception:  # a bug here: the next table may be usable
                 self.is_connected, failures = False, failures + 1
                 log.exception("a table could not be used")
             if self.is_connected:
@@ -76,7 +79,7 @@ class ControlLink:
             answer.abort()
 
     async def post(self, demand: Demand) -> bool:
-        """Whether the controller has it."""
+        """Post demand. Returns whether the controller received it."""
         try:
             answer = await self.client.ask(
                 self._origin,

@@ -1,4 +1,4 @@
-"""DemandBook: what one router saw of each model since its last report, and the totals for its metrics."""
+"""DemandBook: one router's demand for each model since its last report, and the totals for its metrics."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class _Version:
 
 
 class ModelBook:
-    """Of one model. The fields without an underscore are totals since the start."""
+    """The demand for one model. Fields without an underscore are totals since the start."""
 
     def __init__(self) -> None:
         self.arrived = self.prompt_tokens = self.output_tokens = self.errors = 0
@@ -51,7 +51,7 @@ class ModelBook:
         self.errors += error
 
     def report(self, model: str, held: int, oldest_held_s: float, in_flight: int) -> ModelDemand:
-        """Everything since the last report, which begins a new interval."""
+        """The demand since the last report. Begins a new interval."""
         now = (self.arrived, self.prompt_tokens, self.output_tokens, self.errors)
         arrived, prompt, output, errors = (new - old for new, old in zip(now, self._told, strict=True))
         demand = ModelDemand(

@@ -1,4 +1,4 @@
-"""The paths of a router: those that a replica answers, by kind of body, and those of the router itself."""
+"""The paths of a router: those that a replica answers, by kind of body, and those that it answers itself."""
 
 from __future__ import annotations
 
@@ -6,13 +6,15 @@ from typing import Literal
 
 import msgspec
 
-# form: how a stream ends that fails: an SSE event, or a line of JSON.
+from ridgeline.proxy.json_fields import Fields, field
+
+# form: how a failed stream ends: with an SSE event, or with a line of JSON.
 
 
 class Endpoint(msgspec.Struct, frozen=True):
     kind: str  # as in proxy.error_bodies
     streams: bool = False  # may be streamed
-    stream_default: bool = False  # of the field `stream`
+    stream_default: bool = False  # default of the field `stream`
     form: Literal["events", "lines"] = "events"
 
 
@@ -36,5 +38,14 @@ FORWARDED: dict[str, Endpoint] = {
     "/api/show": Endpoint("ollama_show"),
 }
 OWN = frozenset(("/health", "/healthz", "/ready", "/metrics", "/v1/models", "/api/tags", "/api/version"))
-# Objects lie on the disk of one replica.
+# Objects are on the disk of one replica.
 OBJECTS = ("/v1/files", "/v1/batches", "/v1/responses/")
+
+
+def is_stream(endpoint: Endpoint, fields: Fields) -> bool:
+    return endpoint.streams and field(fields, "stream", bool, endpoint.stream_default)
+
+
+def is_repeatable(kind: str, fields: Fields) -> bool:
+    """Whether the request may be sent twice: one that stores a response may not."""
+    return kind != "responses" or bytes(fields.get("store", b"null")) == b"false"

@@ -1,9 +1,9 @@
-"""Exchange: one request at the fleet, from its first replica to the end of its answer.
+"""Exchange: one request to the fleet, from its first replica to the end of its answer.
 
-The caller reads an UpstreamAnswer that outlives replicas. A whole answer is read here completely, so that a
-peer can be asked again. A stream has markers (`replica.resume`): when its replica fails, a peer continues it
-from the tokens that the client has. What cannot be continued fails with RequestBroken, and the caller tells
-its client; it never looks like a complete answer.
+The caller reads an UpstreamAnswer that outlives replicas. An answer that is not streamed is read here
+completely, so that a peer can be asked again. A stream has markers (`replica.resume`): if its replica fails,
+a peer continues it from the tokens that the client has. A stream that cannot be continued fails with
+RequestBroken, and the caller tells its client; it never looks like a complete answer.
 """
 
 from __future__ import annotations
@@ -18,20 +18,20 @@ from ridgeline.proxy.request_head import Headers
 from ridgeline.replica.resume import RESUMABLE_HEADER, BrokenMarkers, Failure, GroupReader, ResumeState
 
 MARKED = RESUMABLE_HEADER.encode()
-OWN_HEADERS = frozenset((MARKED, b"content-length"))  # of a replica's answer; they end here
+OWN_HEADERS = frozenset((MARKED, b"content-length"))  # headers of a replica's answer that are not passed on
 
 log = logging.getLogger(__name__)
 
 
 class _Elsewhere(Exception):
-    """The replica cannot go on, says so, and a peer may."""
+    """The replica reports that it cannot continue; a peer may."""
 
     def __init__(self, failure: Failure) -> None:
         super().__init__(failure.code)
 
 
 class Exchange:
-    """Source of the answer that the caller reads: pausing and dropping that answer comes here."""
+    """The source of the caller's answer: the caller pauses and drops it through this object."""
 
     def __init__(self, asking: Asking) -> None:
         tuning, request = asking.means.tuning, asking.request
@@ -40,13 +40,13 @@ class Exchange:
             tuning.first_byte_timeout_s, tuning.idle_timeout_s, request.until, True, request.stream
         )
         self._state = ResumeState()
-        self._reader: GroupReader | None = None  # of a stream with markers
+        self._reader: GroupReader | None = None  # the state of a stream with markers
         self._task: asyncio.Task[None] | None = None
         self._has_first = False
         self._began = asking.means.clock()
 
     async def open(self) -> UpstreamAnswer:
-        """The answer, begun. Raises QueueRefused, NoReplica, or RequestBroken."""
+        """Returns the answer once it has begun. Raises QueueRefused, NoReplica or RequestBroken."""
         asking, answer = self._asking, self._answer
         answer.attach(self, self._began)
         try:
@@ -78,7 +78,7 @@ class Exchange:
             self._asking.inner.resume()
 
     def drop(self) -> None:
-        """The caller gave its answer up."""
+        """The caller dropped its answer."""
         inner, task = self._asking.inner, self._task
         self._task = None
         self._asking.end("cancelled")
@@ -90,7 +90,7 @@ class Exchange:
     # ── the answer ──
 
     async def _whole(self, inner: UpstreamAnswer) -> None:
-        """Read all of it: until then nothing has reached the client, and a peer can be asked."""
+        """Read the whole answer: until then nothing has reached the client, and a peer can be asked."""
         asking, answer = self._asking, self._answer
         while True:
             try:
@@ -109,7 +109,7 @@ class Exchange:
         answer.complete()
 
     async def _carry(self, inner: UpstreamAnswer) -> None:
-        """Pass a stream on, over as many replicas as it needs."""
+        """Pass a stream on, from as many replicas as it needs."""
         asking, answer = self._asking, self._answer
         try:
             while True:
@@ -139,7 +139,7 @@ class Exchange:
         self._answer.fail(cause)
 
     async def _relayed(self, inner: UpstreamAnswer) -> Cause | None:
-        """Why the replica did not finish the stream; None: it did."""
+        """Why the replica did not finish the stream; None if it did."""
         try:
             await inner.relay(self._pass_on)
         except RequestBroken as error:
@@ -150,11 +150,11 @@ class Exchange:
             log.error("a replica's stream has broken markers: %s", error)
             return "garbage"
         if self._reader is not None and not self._state.ended and self._state.failure is None:
-            return "truncated"  # a clean end of the connection in the middle of the answer
+            return "truncated"  # the connection ended cleanly in the middle of the answer
         return None
 
     async def _continue(self, cause: Cause) -> UpstreamAnswer:
-        """A peer's answer that goes on where the stream broke. Raises RequestBroken if there is none."""
+        """A peer's answer that continues where the stream broke. Raises RequestBroken if there is none."""
         asking, state = self._asking, self._state
         resuming = bool(self._answer.first_at)
         if resuming and not (self._reader is not None and state.may_continue):

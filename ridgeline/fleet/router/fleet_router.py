@@ -1,7 +1,7 @@
-"""FleetRouter: a fleet as one upstream. Runs in a router process and in a gateway's worker: one hop.
+"""FleetRouter: a fleet as one upstream, in a router process or in a gateway's worker, so with one hop.
 
 It follows the controller's table and each replica's feed, chooses a replica for every request, holds requests
-while none has room, and reports demand. Without the controller it serves on with the last table.
+while none has room, and reports demand. Without the controller it keeps serving with the last table.
 """
 
 from __future__ import annotations
@@ -13,31 +13,32 @@ import random
 import secrets
 from collections import OrderedDict
 from collections.abc import Callable, Collection
+from dataclasses import replace
 from time import monotonic
-from typing import Any
-
-import msgspec
 
 from ridgeline.fleet.messages import Demand, ModelEntry, Table
+from ridgeline.fleet.placement.regions import Rules, all_allow, with_rule
+from ridgeline.fleet.router import own_answers
 from ridgeline.fleet.router.asking import Asking, Means
 from ridgeline.fleet.router.config import FleetTuning
 from ridgeline.fleet.router.control_link import ControlLink
 from ridgeline.fleet.router.demand import ModelBook
 from ridgeline.fleet.router.exchange import Exchange
-from ridgeline.fleet.router.held import HeldRequests, Placed
+from ridgeline.fleet.router.held import HeldQueues, Placed
 from ridgeline.fleet.router.prompt_view import prompt_view
 from ridgeline.fleet.router.replica import Replica, rest
 from ridgeline.fleet.router.replica_feed import ReplicaFeed
 from ridgeline.fleet.router.request import FleetRequest
+from ridgeline.fleet.router.stored_responses import check_serves, storing_replica
 from ridgeline.fleet.routing.book import LoadBook
-from ridgeline.fleet.routing.choose import choose
+from ridgeline.fleet.routing.choose import Choice, choose
 from ridgeline.fleet.routing.policy import Policy
 from ridgeline.fleet.routing.prefixes import PrefixMap
 from ridgeline.fleet.routing.prompt import PromptView
+from ridgeline.fleet.routing.regions import IN_SERVICE, Regions
 from ridgeline.options import OptionError
 from ridgeline.proxy.answer import UpstreamAnswer
 from ridgeline.proxy.breaker import BreakerLimits
-from ridgeline.proxy.error_bodies import error_body
 from ridgeline.proxy.errors import NoReplica
 from ridgeline.proxy.http_client import NEVER, HttpClient, Timeouts
 from ridgeline.proxy.origin import Origin
@@ -45,10 +46,11 @@ from ridgeline.proxy.request_head import header_lines
 from ridgeline.proxy.retry_budget import RetryBudget
 
 TICK_S = 0.25
-TABLE_S = 10.0  # a request waits this long for the first table
+REMOVED_S = 60.0  # Retry-After of requests that waited for a model that was removed
+TABLE_S = 10.0  # seconds that a request waits for the first table
 FOLLOWED = ("ramping", "ready", "draining")  # states of replicas whose feeds are read
-MOST_MOVES = 10_000.0  # saved up for a replica's death: every request of it moves
-REMEMBERED = 20_000  # replicas of the latest requests, for reports of their usage
+MOST_MOVES = 10_000.0  # most moves that the budget saves up: all requests of a dead replica move
+REMEMBERED = 20_000  # latest requests whose replicas are remembered, for reports of their usage
 
 log = logging.getLogger(__name__)
 
@@ -56,7 +58,7 @@ log = logging.getLogger(__name__)
 class FleetRouter:
     """One per event loop. `start` before the first request, `stop` after the last.
 
-    control: the controller's socket or address. lines: header lines with its token.
+    control: the controller's socket or address. lines: header lines with its token. region: where it runs.
     """
 
     def __init__(
@@ -67,6 +69,7 @@ class FleetRouter:
         tuning: FleetTuning | None = None,
         client: HttpClient | None = None,
         name: str = "router",
+        region: str = "",
         clock: Callable[[], float] = monotonic,
         rng: random.Random | None = None,
     ) -> None:
@@ -75,14 +78,15 @@ class FleetRouter:
         self.book, self.prefixes = LoadBook(clock), PrefixMap()
         self.replicas: dict[str, Replica] = {}
         self.books: dict[str, ModelBook] = {}  # by model
-        self.held: dict[str, HeldRequests] = {}
+        self.regions = Regions(region, self.replicas, clock)
+        self.held = HeldQueues(self.book, self._place, self._give_back, clock)
         self.control = ControlLink(client or HttpClient(), control, lines, self._on_table)
         self._client, self._owns_client = self.control.client, client is None
         self._clock, self._rng = clock, rng or random.Random()
         self._breaker = BreakerLimits(2, 0.5, 10.0, tuning.inhibit_s, tuning.inhibit_max_s)
         self._suspects: set[Replica] = set()
         self._feeds: dict[str, ReplicaFeed] = {}
-        self._tasks: dict[str, asyncio.Task[None]] = {}  # of feeds
+        self._tasks: dict[str, asyncio.Task[None]] = {}  # tasks of the feeds, by replica
         self._own_tasks: list[asyncio.Task[None]] = []
         self._policies: dict[str, Policy] = {}
         self._key_lines = b""
@@ -113,9 +117,8 @@ class FleetRouter:
             self._own_tasks = [asyncio.get_running_loop().create_task(job) for job in jobs]
 
     async def stop(self) -> None:
-        """Ends feeds and held requests; running answers are the caller's."""
-        for held in self.held.values():
-            held.fail_all(NoReplica("the router is shutting down", 1.0))
+        """End feeds and held requests. The caller ends running answers."""
+        self.held.fail_all(NoReplica("the router is shutting down", 1.0))
         tasks = [*self._own_tasks, *self._tasks.values()]
         self._own_tasks, self._tasks = [], {}
         for task in tasks:
@@ -125,7 +128,7 @@ class FleetRouter:
             self._client.close()
 
     async def ask(self, request: FleetRequest) -> UpstreamAnswer:
-        """The answer, once its body has begun. An unknown model is answered with 404.
+        """Returns the answer once its body has begun. An unknown model is answered with 404.
 
         Raises QueueRefused (full, or waited too long), NoReplica (none became ready), RequestBroken (the
         replicas failed) and InvalidBody.
@@ -134,16 +137,22 @@ class FleetRouter:
             await self.await_table(request.until)
         entry = self.book.models.get(request.model)
         if entry is None:
-            return self._unknown(request)
+            return own_answers.unknown_model(request, self.book.models, self._clock())
         book = self.books[entry.name]
-        prompt = prompt_view(request.fields, request.model, entry, request.tenant, request.priority)
-        book.arrived += 1
-        book.prompt_tokens += prompt.tokens
-        self._moves.request()
-        self._retries.request()
-        held = self.held[entry.name]
-        if held.is_cold and not len(held):
-            self._report_now.set()  # the controller must start a replica: tell it at once
+        rules = self.regions.rules_of(entry, request.residency)
+        prompt = prompt_view(
+            request.fields, request.model, entry, request.tenant, request.priority, self.regions.own, rules
+        )
+        if only := storing_replica(request, entry.name, self.replicas, rules):
+            prompt = replace(prompt, only=only)
+        if not request.is_counted:
+            book.arrived += 1
+            book.prompt_tokens += prompt.tokens
+        for budget in (self._moves, self._retries, self.regions.failover):
+            budget.request()
+        held = self.held.of(entry.name, rules)
+        if held.is_cold and not held.movable:
+            self._report_now.set()  # tell the controller at once: it must start a replica
         return await Exchange(Asking(self._means, request, prompt, held, book)).open()
 
     # ── for metrics, health and listings ──
@@ -154,28 +163,28 @@ class FleetRouter:
 
     @property
     def is_ready(self) -> bool:
-        """Whether a request can be answered: by a replica that is ready, or by one that will be started."""
+        """Whether a request can be answered: by a ready replica, or by one that the controller will start."""
         return self.has_table and bool(self.book.models)
 
     def models(self) -> list[ModelEntry]:
         return list({entry.name: entry for entry in self.book.models.values()}.values())
 
     def names(self) -> list[str]:
-        """Everything that a request may name: models, aliases and adapters."""
+        """The names that a request may use: models, aliases and adapters."""
         return [name for one in self.models() for name in (one.name, *one.aliases, *one.adapters)]
 
     def listing(self, path: str) -> UpstreamAnswer:
-        """The answer to GET /v1/models; other objects are not served by a fleet."""
-        if path == "/v1/models":
-            cards = [model_card(name) for name in self.names()]
-            return self._own_answer(200, msgspec.json.encode({"object": "list", "data": cards}))
-        message = "a fleet keeps no objects: a file would lie on one replica"
-        return self._own_answer(404, error_body("openai", 404, "invalid_request_error", message))
+        """The answer to GET /v1/models. A fleet serves no other objects."""
+        return own_answers.listing(path, self.names(), self._clock())
 
     def replica_of(self, request_id: str) -> tuple[Origin, bytes] | None:
-        """Where a request was last sent, and the header lines with the key."""
+        """The replica of a request's last try, and the header lines with the key."""
         replica = self.replicas.get(self._asked_of.get(request_id, ""))
         return None if replica is None else (replica.origin, self._key_lines)
+
+    def is_cold(self, model: str, residency: Rules = ()) -> bool:
+        """Whether no replica in an allowed region may take the model's requests. residency: of a request."""
+        return not self.book.candidates(model, with_rule(residency, self.book.models[model].residency))
 
     @property
     def gaps(self) -> int:
@@ -183,7 +192,7 @@ class FleetRouter:
 
     @property
     def budgets(self) -> tuple[RetryBudget, RetryBudget]:
-        """Of moves after a replica's death, and of retries."""
+        """The budget of moves after a replica's death, and that of retries."""
         return self._moves, self._retries
 
     # ── choosing ──
@@ -191,17 +200,29 @@ class FleetRouter:
     def _place(
         self, prompt: PromptView, failed: Collection[str] = (), barred: Collection[str] = ()
     ) -> Placed | None:
-        """A replica that can take the request now, charged with it."""
-        now, never = self._clock(), self._inhibited().union(barred)
+        """Choose a replica that can take the request now, and charge it. Raises as `check_serves`."""
+        now, never = self._clock(), self.inhibited().union(barred)
         entry = self.book.models.get(prompt.model)
         if entry is None:
             return None
+        residency = with_rule(prompt.residency, entry.residency)
+        if residency is not prompt.residency:  # a newer table has another rule
+            prompt = replace(prompt, residency=residency)
+        if prompt.only:
+            check_serves(self.replicas.get(prompt.only), residency)
         policy = self._policy(entry.policy)
-        exclude = never.union(failed) if failed else never
-        choice = choose(self.book, self.prefixes, prompt, policy, self._rng, now, exclude)
-        if choice is None and failed and self._only(entry.name, {*failed, *barred}):
-            # No other replica is left: those that failed the request may have come back.
-            choice = choose(self.book, self.prefixes, prompt, policy, self._rng, now, never)
+
+        def chosen(exclude: Collection[str]) -> Choice | None:
+            return choose(self.book, self.prefixes, prompt, policy, self._rng, now, exclude)
+
+        choice = self.regions.choose_again(chosen, entry.name, failed, never) if failed else chosen(never)
+        if (
+            choice is None
+            and failed
+            and (prompt.only or self._only(entry.name, {*failed, *barred}, prompt.residency))
+        ):
+            # No other replica is left: one that failed the request may work again.
+            choice = chosen(never)
         if choice is None:
             return None
         replica = self.replicas[choice.replica_id]
@@ -209,26 +230,24 @@ class FleetRouter:
         self.prefixes.routed(choice.replica_id, prompt.blocks, now)
         return Placed(replica, ticket, choice, replica.breaker.admit())
 
-    def _inhibited(self) -> set[str]:
-        """Replicas that failed a moment ago."""
+    def inhibited(self) -> set[str]:
+        """Replicas that failed recently."""
         if not self._suspects:
             return set()
         self._suspects.difference_update([one for one in self._suspects if one.breaker.is_closed])
         return {one.id for one in self._suspects if not one.breaker.may_admit()}
 
-    def _only(self, model: str, exclude: Collection[str]) -> bool:
-        """Whether every replica of the model that is in service is among these."""
+    def _only(self, model: str, exclude: Collection[str], rules: Rules) -> bool:
+        """Whether these include every replica of the model that is in service and allowed."""
         return all(
-            one.id in exclude or one.is_lost
+            one.id in exclude or one.is_lost or not all_allow(rules, one.entry.region)
             for one in self.replicas.values()
-            if one.entry.model == model and one.entry.state in ("ready", "ramping")
+            if one.entry.model == model and one.entry.state in IN_SERVICE
         )
 
     def _give_back(self, placed: Placed) -> None:
         self.book.discharge(placed.ticket)
-        held = self.held.get(placed.replica.entry.model)
-        if held is not None:
-            held.wake()
+        self.held.wake(placed.replica.entry.model)
 
     def _policy(self, name: str) -> Policy:
         policy = self._policies.get(name)
@@ -260,15 +279,13 @@ class FleetRouter:
             self._key_lines = bearer_lines(table.key)
         for entry in table.models:
             self.books.setdefault(entry.name, ModelBook())
-            held = self.held.get(entry.name)
-            if held is None:
-                self.held[entry.name] = HeldRequests(entry, self._place, self._give_back, self._clock)
-            else:
-                held.configure(entry)
+            self.held.configure(entry)
+        for name in self.held.keep({entry.name for entry in table.models}, REMOVED_S):
+            del self.books[name]
         self._set_replicas(table)
         self._has_table.set()
         self._report_now.set()  # a drain waits until every router has this table
-        self._wake()
+        self.held.wake()
 
     def _set_replicas(self, table: Table) -> None:
         entries = {entry.id: entry for entry in table.replicas}
@@ -279,13 +296,13 @@ class FleetRouter:
             replica = self.replicas.get(entry.id)
             if replica is None:
                 if not entry.url:
-                    continue  # it has no address yet
+                    continue  # a starting replica has no address
                 try:
                     replica = self.replicas[entry.id] = Replica(
-                        entry, self._breaker, self._clock, self._suspects
+                        entry, self._breaker, self._clock, self._suspects, self.tuning.longest_step_s
                     )
                 except OptionError as error:
-                    log.error("a replica of the table is ignored: %s", error)
+                    log.error("ignored a replica of the table: %s", error)
                     continue
             replica.entry = entry
             if entry.state == "lost":
@@ -302,7 +319,7 @@ class FleetRouter:
             self.prefixes,
             key_lines=lambda: self._key_lines,
             silent_s=self.tuning.progress_s,
-            on_load=self._wake,
+            on_load=self.held.wake,
         )
         self._feeds[replica.id] = feed
         self._tasks[replica.id] = asyncio.get_running_loop().create_task(feed.follow())
@@ -321,14 +338,10 @@ class FleetRouter:
                 await self._has_table.wait()
         except TimeoutError:
             raise NoReplica(
-                "the router has no table of replicas: its controller does not answer", 5.0
+                "the router has no table of replicas yet: its controller does not answer", 5.0
             ) from None
 
     # ── beside the requests ──
-
-    def _wake(self) -> None:
-        for held in self.held.values():
-            held.wake()
 
     async def _tick(self) -> None:
         while True:
@@ -350,9 +363,7 @@ class FleetRouter:
                     replica.ejections += 1
                     log.warning("replica %s made no step for %g s; ejected", replica.id, progress_s)
                 replica.end_running("no_progress")
-        for name, held in self.held.items():
-            held.tick(self.book.candidates(name) == 0)
-            held.wake()
+        self.held.tick()
 
     async def _report(self) -> None:
         while True:
@@ -371,39 +382,11 @@ class FleetRouter:
             self.name,
             interval_s,
             tuple(
-                book.report(
-                    name,
-                    len(self.held[name]),
-                    self.held[name].oldest_s(),
-                    self.book.in_flight(model=name),
-                )
+                book.report(name, *self.held.demand(name), self.book.in_flight(model=name))
                 for name, book in self.books.items()
             ),
             max(self.book.generation, 0),
         )
-
-    def _unknown(self, request: FleetRequest) -> UpstreamAnswer:
-        known = ", ".join(sorted(self.book.models)) or "none"
-        message = f"model: no model is named {request.model[:256]!r}; this fleet serves: {known}"
-        family = "anthropic" if request.path.startswith("/v1/messages") else "openai"
-        if request.path.startswith("/api/"):
-            family = "ollama"
-        kind = "invalid_request_error"
-        body = error_body(family, 404, kind, message, "model", "model_not_found", request.request_id)
-        return self._own_answer(404, body)
-
-    def _own_answer(self, status: int, body: bytes) -> UpstreamAnswer:
-        answer = UpstreamAnswer(NEVER, NEVER, NEVER, True, False)
-        answer.asked_at = answer.last_at = self._clock()
-        answer.feed_head(status, [(b"content-type", b"application/json")])
-        answer.feed(body)
-        answer.complete()
-        return answer
-
-
-def model_card(name: str) -> dict[str, Any]:
-    """As in /v1/models."""
-    return {"id": name, "object": "model", "created": 0, "owned_by": "ridgeline"}
 
 
 def bearer_lines(token: str) -> bytes:

@@ -1,19 +1,22 @@
-"""HeldRequests: requests of one model that wait at this router until a replica can take them.
+"""HeldRequests: requests of one model that wait at this router for a replica. HeldQueues: of all models.
 
-`HeldQueue` decides the order and the budgets; here requests wait as futures. A request that was moved from a
-failed replica goes before all others: its client has part of the answer.
+`HeldQueue` decides order and budgets; requests wait here as futures. A request that is moved from a
+failed replica goes before all others: its client already has part of the answer. A request that one replica
+alone can answer (`PromptView.only`) waits in that replica's own line, and keeps no other request waiting.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass
 from typing import Protocol
 
 from ridgeline.fleet.messages import ModelEntry
-from ridgeline.fleet.queueing.held_queue import HeldQueue
+from ridgeline.fleet.placement.regions import Rules, with_rule
+from ridgeline.fleet.queueing.held_queue import Held, HeldQueue
 from ridgeline.fleet.router.replica import Replica
+from ridgeline.fleet.routing.book import LoadBook
 from ridgeline.fleet.routing.choose import Choice
 from ridgeline.fleet.routing.prompt import PromptView
 from ridgeline.fleet.routing.row import Ticket
@@ -32,7 +35,7 @@ class Placed:
 
 
 class Place(Protocol):
-    """failed: replicas that are asked again only if no other is left. barred: those that never are."""
+    """failed: replicas to ask again only if no other is left. barred: replicas never to ask."""
 
     def __call__(
         self, prompt: PromptView, failed: Collection[str] = (), barred: Collection[str] = ()
@@ -50,7 +53,7 @@ def none_barred() -> Collection[str]:
 class Hold:
     """How a request was held, for its answer's headers."""
 
-    position: int = 0  # when it came; 0: not held
+    position: int = 0  # when it arrived; 0: not held
     estimate_s: float = 0.0
     waited_s: float = 0.0
 
@@ -76,6 +79,15 @@ class _Waiter:
             self.future.set_exception(error)
 
 
+class _Pinned:
+    """The requests that one replica alone can answer."""
+
+    __slots__ = ("line", "running")
+
+    def __init__(self, line: HeldQueue) -> None:
+        self.line, self.running = line, 0
+
+
 class HeldRequests:
     def __init__(
         self,
@@ -83,30 +95,69 @@ class HeldRequests:
         place: Place,
         give_back: Callable[[Placed], None],
         clock: Callable[[], float],
+        of_model: Callable[[], Collection[HeldRequests]] | None = None,
     ) -> None:
-        """give_back: a place that was found was not used."""
+        """give_back: called with a place that was found and not used. of_model: all that share max_held."""
         self.queue = HeldQueue(entry.max_held, entry.hold_s, entry.cold_s)
         self._entry, self._place, self._give_back = entry, place, give_back
-        self._clock = clock
+        self._clock, self._of_model = clock, of_model or (lambda: (self,))
         self._moving: list[_Waiter] = []
+        self._pinned: dict[str, _Pinned] = {}  # by replica
         self._waiters: set[_Waiter] = set()
         self.refused = 0
+        self._closed: ProxyError | None = None
 
     def __len__(self) -> int:
-        return len(self.queue) + len(self._moving)
+        """All that wait."""
+        return len(self.queue) + len(self._moving) + self._num_pinned
+
+    @property
+    def movable(self) -> int:
+        """Those that wait for any replica: a further one would help them. A new request goes behind them."""
+        return len(self.queue) + sum(not one.prompt.only for one in self._moving)
+
+    def waits_for(self, replica_id: str) -> int:
+        """Those that this replica alone can answer."""
+        return len(self._pinned[replica_id].line) if replica_id in self._pinned else 0
+
+    @property
+    def _num_pinned(self) -> int:
+        return sum(len(one.line) for one in self._pinned.values())
 
     @property
     def is_cold(self) -> bool:
         return self.queue.cold
 
     def configure(self, entry: ModelEntry) -> None:
-        """A new table."""
+        """Apply a new table."""
         self._entry = entry
-        self.queue.max_held, self.queue.hold_s, self.queue.cold_s = entry.max_held, entry.hold_s, entry.cold_s
+        for line in self.lines():
+            line.max_held, line.hold_s, line.cold_s = entry.max_held, entry.hold_s, entry.cold_s
 
-    def oldest_s(self) -> float:
+    def oldest_s(self, with_pinned: bool = True) -> float:
+        """How long the oldest has waited. with_pinned: also of those that one replica alone can answer."""
         now = self._clock()
-        return max([self.queue.oldest_s(now), *(now - one.since for one in self._moving)])
+        lines = self.lines() if with_pinned else [self.queue]
+        moving = [now - one.since for one in self._moving if with_pinned or not one.prompt.only]
+        return max([*(line.oldest_s(now) for line in lines), *moving])
+
+    def started(self, prompt: PromptView, weight: float) -> None:
+        """A request was sent to a replica, whether it was held or not. Call `ended` once for it."""
+        now = self._clock()
+        self.queue.started(prompt.tenant, weight, now)
+        if prompt.only:
+            pinned = self._pinned_to(prompt.only)
+            pinned.running += 1
+            pinned.line.started(prompt.tenant, weight, now)
+
+    def ended(self, prompt: PromptView) -> None:
+        now = self._clock()
+        self.queue.ended(prompt.tenant, now)
+        if prompt.only:
+            pinned = self._pinned[prompt.only]
+            pinned.running -= 1
+            pinned.line.ended(prompt.tenant, now)
+            self._forget(prompt.only)
 
     async def wait(
         self,
@@ -119,27 +170,30 @@ class HeldRequests:
         is_moved: bool = False,
         is_accepted: bool = False,
     ) -> Placed:
-        """A replica for the request. QueueRefused or NoReplica when the queue is full or its budget is spent.
+        """Wait for a replica. QueueRefused or NoReplica if the queue is full or the wait's budget is spent.
 
-        until: its own deadline. is_moved: it was at a replica before. is_accepted: see HeldQueue.add.
+        until: the request's deadline. is_moved: a replica had it before. is_accepted: see HeldQueue.add.
         """
+        if self._closed is not None:
+            raise self._closed
         now = self._clock()
         waiter = _Waiter(prompt, failed, barred, now, until, is_accepted)
-        held = None
+        held, line = None, self._line_of(prompt)
         if is_moved:
             self._moving.append(waiter)
         else:
+            others = [one for each in self._of_model() for one in each.lines() if one is not line]
+            given = (prompt.tenant, weight, prompt.priority, is_accepted)
             try:
-                held, weaker = self.queue.add(
-                    waiter, now, prompt.tenant, weight, prompt.priority, is_accepted
-                )
+                held, weaker = line.add(waiter, now, *given, others)
             except QueueRefused:
                 self.refused += 1
+                self._forget(prompt.only)
                 raise
-            hold.position = self.queue.position(held)
-            hold.estimate_s = self.queue.estimated_wait_s(held)
+            hold.position = line.position(held)
+            hold.estimate_s = line.estimated_wait_s(held)
             if weaker is not None:
-                self._refuse(weaker.key, QueueRefused("queue_full", self.queue.retry_after_s()))
+                self._refuse(weaker.key, QueueRefused("queue_full", line.retry_after_s()))
         self._waiters.add(waiter)
         try:
             placed = await waiter.future
@@ -153,37 +207,55 @@ class HeldRequests:
             hold.waited_s += self._clock() - now
             self._waiters.discard(waiter)
             if held is not None:
-                self.queue.remove(held, self._clock())
+                line.remove(held, self._clock())
             if waiter in self._moving:
                 self._moving.remove(waiter)
+            self._forget(prompt.only)
         return placed
 
     def wake(self) -> None:
-        """A replica may have room: send as many requests as find one."""
-        if not self._moving and not len(self.queue):
-            return
+        """A replica may have room: send each waiting request that finds one."""
         for waiter in list(self._moving):
-            if not waiter.future.done() and (placed := self._find(waiter)):
-                waiter.future.set_result(placed)
-        while (held := self.queue.peek(now := self._clock())) is not None:
-            first = held.key
-            if isinstance(first, _Waiter) and not first.future.done():
-                placed = self._find(first)
-                if placed is None:
-                    return
-                first.future.set_result(placed)
-            self.queue.next(now)
+            self._send(waiter)
+        lines = [line for line in self.lines() if len(line)]
+        while lines:
+            now = self._clock()
+            # Of all lines the request of the highest priority, then the oldest one. A line whose first
+            # request finds no replica is not tried again.
+            first, line = min(
+                ((held, line) for line in lines if (held := line.peek(now)) is not None), key=_by_rank
+            )
+            if not self._send(first.key):
+                lines.remove(line)
+                continue
+            line.next(now)
+            if not len(line):
+                lines.remove(line)
+
+    def _send(self, waiter: object) -> bool:
+        """Whether its wait is over."""
+        if isinstance(waiter, _Waiter) and not waiter.future.done():
+            try:
+                placed = self._find(waiter)
+            except ProxyError as error:  # its one replica has left
+                self._refuse(waiter, error)
+                return True
+            if placed is None:
+                return False
+            waiter.future.set_result(placed)
+        return True
 
     def _find(self, waiter: _Waiter) -> Placed | None:
         return self._place(waiter.prompt, waiter.failed, waiter.barred())
 
     def tick(self, is_cold: bool) -> None:
-        """Several times a second: end waits that took too long."""
+        """End waits whose budget is spent. Called several times a second."""
         now = self._clock()
-        if is_cold != self.queue.cold:
-            self.queue.set_cold(is_cold, now)
-        for held in self.queue.expire(now):
-            self._refuse(held.key, self._expired())
+        for line in self.lines():
+            if is_cold != line.cold:
+                line.set_cold(is_cold, now)
+            for held in line.expire(now):
+                self._refuse(held.key, self._expired())
         budget_s = self._entry.cold_s if is_cold else self._entry.hold_s
         for waiter in list(self._moving):
             if now - waiter.since > budget_s and (is_cold or not waiter.is_accepted):
@@ -195,6 +267,31 @@ class HeldRequests:
         for waiter in self._waiters:
             waiter.fail(error)
 
+    def close(self, error: ProxyError) -> None:
+        """The model is gone, and nothing wakes this queue again: refuse all requests, also later ones."""
+        self._closed = error
+        self.fail_all(error)
+
+    def lines(self) -> list[HeldQueue]:
+        return [self.queue, *(one.line for one in self._pinned.values())]
+
+    def _line_of(self, prompt: PromptView) -> HeldQueue:
+        """The line in which a request waits. All lines of a model together hold `max_held`."""
+        return self._pinned_to(prompt.only).line if prompt.only else self.queue
+
+    def _pinned_to(self, replica_id: str) -> _Pinned:
+        pinned = self._pinned.get(replica_id)
+        if pinned is None:
+            entry = self._entry
+            pinned = self._pinned[replica_id] = _Pinned(HeldQueue(entry.max_held, entry.hold_s, entry.cold_s))
+            pinned.line.cold = self.queue.cold
+        return pinned
+
+    def _forget(self, replica_id: str) -> None:
+        pinned = self._pinned.get(replica_id)
+        if pinned is not None and not pinned.running and not len(pinned.line):
+            del self._pinned[replica_id]
+
     def _refuse(self, waiter: object, error: ProxyError) -> None:
         self.refused += 1
         if isinstance(waiter, _Waiter):
@@ -205,3 +302,97 @@ class HeldRequests:
             message = f"no replica of {self._entry.name} became ready within {self._entry.cold_s:g} s"
             return NoReplica(message, self.queue.retry_after_s())
         return QueueRefused("queue_timeout", self.queue.retry_after_s())
+
+
+def _by_rank(first: tuple[Held, HeldQueue]) -> tuple[int, float]:
+    return first[0].priority, first[0].since
+
+
+class HeldQueues:
+    """The queues of a router: one for each model and residency. `queues[model]`: without residency.
+
+    Requests that may use other regions than the rest have their own queue: while their regions are full
+    or gone, they do not stop those behind them.
+    """
+
+    def __init__(
+        self,
+        book: LoadBook,
+        place: Place,
+        give_back: Callable[[Placed], None],
+        clock: Callable[[], float],
+    ) -> None:
+        self._book, self._place, self._give_back, self._clock = book, place, give_back, clock
+        self._entries: dict[str, ModelEntry] = {}
+        self._queues: dict[str, dict[Rules, HeldRequests]] = {}
+
+    def __iter__(self) -> Iterator[str]:
+        """The models that have queues."""
+        return iter(self._queues)
+
+    def __getitem__(self, model: str) -> HeldRequests:
+        return self._queues[model][()]
+
+    def of(self, model: str, rules: Rules) -> HeldRequests:
+        queues = self._queues[model]
+        held = queues.get(rules)
+        if held is None:
+            held = queues[rules] = self._made(self._entries[model])
+            held.tick(self._is_cold(model, rules))
+        return held
+
+    def _made(self, entry: ModelEntry) -> HeldRequests:
+        queues = self._queues[entry.name]  # they share max_held
+        return HeldRequests(entry, self._place, self._give_back, self._clock, queues.values)
+
+    def _is_cold(self, model: str, rules: Rules) -> bool:
+        """A queue may be older than the model's residency, which then applies as well."""
+        return self._book.candidates(model, with_rule(rules, self._entries[model].residency)) == 0
+
+    def configure(self, entry: ModelEntry) -> None:
+        """A new table."""
+        self._entries[entry.name] = entry
+        queues = self._queues.setdefault(entry.name, {})
+        if () not in queues:
+            queues[()] = self._made(entry)
+        for held in queues.values():
+            held.configure(entry)
+
+    def keep(self, models: Collection[str], retry_after_s: float) -> list[str]:
+        """Remove the queues of all other models, and refuse what they hold. Returns those models."""
+        gone = [name for name in self._queues if name not in models]
+        for name in gone:
+            for held in self._queues.pop(name).values():
+                held.close(NoReplica(f"{name} has been removed from the fleet", retry_after_s))
+        return gone
+
+    def count(self, model: str) -> int:
+        return sum(map(len, self._queues[model].values()))
+
+    def retry_after_s(self, model: str) -> float:
+        return max(line.retry_after_s() for held in self._queues[model].values() for line in held.lines())
+
+    def oldest_s(self, model: str) -> float:
+        return max(held.oldest_s() for held in self._queues[model].values())
+
+    def demand(self, model: str) -> tuple[int, float]:
+        """How many requests wait that a further replica could answer, and how long the oldest has waited."""
+        queues = self._queues[model].values()
+        return sum(one.movable for one in queues), max(one.oldest_s(with_pinned=False) for one in queues)
+
+    def wake(self, model: str = "") -> None:
+        """A replica may have room. Empty: of any model."""
+        for queues in [self._queues.get(model, {})] if model else list(self._queues.values()):
+            for held in list(queues.values()):
+                held.wake()
+
+    def tick(self) -> None:
+        for model, queues in self._queues.items():
+            for rules, held in queues.items():
+                held.tick(self._is_cold(model, rules))
+                held.wake()
+
+    def fail_all(self, error: ProxyError) -> None:
+        for queues in self._queues.values():
+            for held in queues.values():
+                held.fail_all(error)

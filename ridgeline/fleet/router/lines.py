@@ -11,7 +11,7 @@ MAX_LINE_BYTES = 64 << 20  # a snapshot of a large cache, or a table of many rep
 
 
 async def lines_of(answer: UpstreamAnswer) -> AsyncIterator[list[bytes]]:
-    """Complete lines, all that arrived together. Ends with the answer; RequestBroken if it breaks."""
+    """Yield the complete lines that arrived together. Ends with the answer; RequestBroken if it breaks."""
     rest = bytearray()
     while (piece := await answer.next()) is not None:
         rest += piece

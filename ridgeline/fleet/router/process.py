@@ -2,7 +2,7 @@
 
 The controller starts `python -m ridgeline.fleet.router.process --listener FD --control ADDRESS` and writes a
 RouterConfig as one line of JSON to its standard input. Several processes may share one listening socket. A
-router whose controller has ended serves on with the last table.
+router whose controller has ended keeps serving with the last table.
 """
 
 from __future__ import annotations
@@ -24,10 +24,12 @@ import msgspec
 
 from ridgeline.fleet.queueing.durable import DurableQueue
 from ridgeline.fleet.queueing.journal import JournalError
-from ridgeline.fleet.router.app import RouterApp, read_held
+from ridgeline.fleet.router.app import RouterApp
 from ridgeline.fleet.router.config import RouterConfig
-from ridgeline.fleet.router.durable_hold import DurableHold, HoldLink
+from ridgeline.fleet.router.durable.durable_hold import DurableHold, HoldLink
+from ridgeline.fleet.router.durable.read_held import read_held
 from ridgeline.fleet.router.fleet_router import FleetRouter, bearer_lines
+from ridgeline.fleet.router.observe.peer_metrics import PeerMetrics
 from ridgeline.options import OptionError
 from ridgeline.proxy.http_client import HttpClient
 from ridgeline.proxy.origin import Origin, read_url
@@ -35,27 +37,28 @@ from ridgeline.telemetry import logs
 from ridgeline.web.connection import ConnectionLimits
 from ridgeline.web.listener import HttpServer
 from ridgeline.web.open_files import allow_open_files
+from ridgeline.web.private_socket import listen_private
 
 if TYPE_CHECKING:
     from ridgeline.web.grpc.listener import GrpcServer
 
 POLL_S = 0.02
-IDLE_S = 1.0  # an idle connection stays open for this time when the router stops
-OWNER_CONNECT_S = 5.0  # to the router with the journal
-LAST_RPCS_S = 1.0  # for RPCs to end after their requests
-FILES_EACH, OTHER_FILES = 2, 512  # the client's socket and the replica's
+IDLE_S = 1.0  # seconds for which an idle connection stays open after SIGTERM
+OWNER_CONNECT_S = 5.0  # connections to the router with the journal
+LAST_RPCS_S = 3.0  # seconds for RPCs to end after their requests
+FILES_EACH, OTHER_FILES = 2, 512  # a request uses the client's socket and the replica's
 
 log = logging.getLogger("ridgeline.fleet")
 
 
 def control_origin(address: str | Path) -> Origin:
-    """Of a socket's path, or of a URL."""
+    """The address of a socket's path or a URL."""
     text = str(address)
     return read_url(text if "://" in text or text.startswith("unix:") else f"unix:{text}", where="control")
 
 
 def router_command(listener: int, control: str | Path) -> list[str]:
-    """The command of a router process; `listener` must be inherited, and standard input have its config."""
+    """The command of a router process. It inherits `listener` and reads its config from standard input."""
     program = [sys.executable, "-m", "ridgeline.fleet.router.process"]
     return [*program, "--listener", str(listener), "--control", str(control)]
 
@@ -81,12 +84,13 @@ async def _serve(config: RouterConfig, listener: socket.socket, control: str | P
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
     loop.add_signal_handler(signal.SIGTERM, stop.set)
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole group; the controller acts on it
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches all; the controller stops the routers
     router = FleetRouter(
         control_origin(control),
         lines=bearer_lines(config.control_token),
         tuning=config.tuning,
         name=f"{config.name}-{os.getpid()}",
+        region=config.region,
     )
     app = RouterApp(router, config)
     sockets = [listener]
@@ -99,6 +103,7 @@ async def _serve(config: RouterConfig, listener: socket.socket, control: str | P
         sockets.append(bind_owner(config))
     elif config.held_dir:
         app.hold = HoldLink(router, client, control_origin(owner_path(config)), OWNER_CONNECT_S)
+    private = _private(app, config, client)
     files = allow_open_files(config.max_connections * FILES_EACH + OTHER_FILES)
     most = min(config.max_connections, max((files - OTHER_FILES) // FILES_EACH, 1))
     limits = ConnectionLimits(config.max_head_bytes, config.head_timeout_s, most, None)
@@ -108,6 +113,7 @@ async def _serve(config: RouterConfig, listener: socket.socket, control: str | P
         hold.start()
     rpc = await _started_grpc(app, config, most)
     serving = asyncio.create_task(server.serve(sockets=sockets))
+    telling = None if private is None else asyncio.create_task(private[0].serve(sockets=[private[1]]))
     gc.freeze()
     try:
         await asyncio.wait([serving, asyncio.create_task(stop.wait())], return_when=asyncio.FIRST_COMPLETED)
@@ -130,35 +136,46 @@ async def _serve(config: RouterConfig, listener: socket.socket, control: str | P
         client.close()
         server.should_exit = True
         await serving
+        if private is not None and telling is not None and app.peers is not None:
+            private[0].should_exit = True
+            await telling
+            app.peers.close()
+
+
+def _private(
+    app: RouterApp, config: RouterConfig, client: HttpClient
+) -> tuple[HttpServer, socket.socket] | None:
+    """The server of this process's own metrics, for the other routers."""
+    if not config.peers_dir:
+        return None
+    peers = PeerMetrics(Path(config.peers_dir), config.name, client, app.own_metrics)
+    try:
+        made = peers.bind()
+    except OSError as error:
+        log.error("/metrics shows this router alone: %s: %s", config.peers_dir, error)
+        return None
+    app.peers = peers
+    limits = ConnectionLimits(config.max_head_bytes, config.head_timeout_s, 64, None)
+    return HttpServer(peers, limits), made
 
 
 def owner_path(config: RouterConfig) -> Path:
-    """Of the socket on which the router with the journal answers the other routers."""
+    """Path of the socket on which the router with the journal answers the other routers."""
     return Path(config.held_dir) / "owner.sock"
 
 
 def open_journal(config: RouterConfig) -> DurableQueue | None:
-    """None, and a line of the log, where it cannot be used: other requests are served."""
+    """None if it cannot be used, which is logged: requests without a key are still served."""
     try:
         return DurableQueue(Path(config.held_dir) / "journal")
     except JournalError as error:
-        log.error("requests that arrive while no replica is ready are refused if they have a key: %s", error)
+        log.error("requests with a key are refused while no replica is ready: %s", error)
         return None
 
 
 def bind_owner(config: RouterConfig) -> socket.socket:
-    """Readable by this user alone; clients' keys are checked on it as on the port."""
-    path = owner_path(config)
-    path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-    path.unlink(missing_ok=True)  # of a router that was killed
-    made = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-    before = os.umask(0o177)
-    try:
-        made.bind(str(path))
-    finally:
-        os.umask(before)
-    made.setblocking(False)
-    return made
+    """Only this user can connect; clients' keys are checked here as on the port."""
+    return listen_private(owner_path(config))
 
 
 async def _started_grpc(app: RouterApp, config: RouterConfig, concurrent: int) -> GrpcServer | None:

@@ -1,4 +1,4 @@
-"""Refusal: an answer of the router itself, with a status and a code; and those that errors become."""
+"""Refusal: an error answer of the router itself, with a status and a code; and the refusal of each error."""
 
 from __future__ import annotations
 
@@ -54,8 +54,8 @@ def of_error(error: ProxyError) -> Refusal:
 def unknown_path(path: str, objects: Sequence[str]) -> Refusal:
     if path.startswith(tuple(objects)):
         message = (
-            "files, batches and stored responses lie on one replica and are not served by a fleet; send them "
-            "to a single server"
+            "a fleet does not serve files, batches or stored responses: they would be on one replica; send "
+            "the request to a single server"
         )
         return Refusal(404, message, "not_in_a_fleet")
     message = (

@@ -1,7 +1,7 @@
-"""ReplicaFeed: follows GET /replica/feed of one replica for as long as the table has it.
+"""ReplicaFeed: follows GET /replica/feed of one replica while the table has it.
 
-It reconnects with the epoch and the last event it knows; a gap in the events asks for a snapshot. A replica
-whose feed breaks and cannot be opened again is lost until its feed starts again.
+It reconnects with the epoch and the last event it knows; after a gap in the events it asks for a snapshot. A
+replica whose feed breaks and cannot be opened again is lost until its feed starts again.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from ridgeline.proxy.http_client import HttpClient, Timeouts
 from ridgeline.replica.messages import FEED_PATH, Load, Started, decode_line
 
 RETRY_S = (0.02, 0.1, 0.25, 0.5, 1.0)
-NO_FEED_S = 30.0  # a server without a feed is asked again after this time
+NO_FEED_S = 30.0  # seconds until a server without a feed is asked again
 
 log = logging.getLogger(__name__)
 
@@ -39,7 +39,7 @@ class ReplicaFeed:
         silent_s: float,
         on_load: Callable[[], None],
     ) -> None:
-        """on_load: called when the replica may take more requests. silent_s: of a feed that has stopped."""
+        """on_load: called when the replica may take more requests. silent_s: timeout of the feed's lines."""
         self._replica, self._client, self._book, self._prefixes = replica, client, book, prefixes
         self._key_lines, self._on_load = key_lines, on_load
         self._timeouts = Timeouts(connect_s=2.0, first_byte_s=silent_s, idle_s=silent_s)
@@ -47,7 +47,7 @@ class ReplicaFeed:
         self.gaps = 0
 
     async def follow(self) -> None:
-        """Until cancelled."""
+        """Read the feed and reconnect, until cancelled."""
         failures = 0
         while True:
             heard = False
@@ -55,7 +55,7 @@ class ReplicaFeed:
                 heard = await self._read()
             except (ProxyError, msgspec.MsgspecError) as error:
                 log.info("the feed of replica %s broke: %s", self._replica.id, error)
-            except Exception:  # a fault of ours: without its feed the replica would be lost for good
+            except Exception:  # a bug here: without its feed the replica would be lost for good
                 log.exception("a line of the feed of replica %s could not be used", self._replica.id)
                 self._needs_snapshot = True
             if not self._replica.has_feed:
@@ -67,7 +67,7 @@ class ReplicaFeed:
             await asyncio.sleep(RETRY_S[min(failures, len(RETRY_S) - 1)])
 
     def lose(self) -> None:
-        """No request goes there until its feed starts again."""
+        """Send it no request until its feed starts again."""
         replica = self._replica
         if not replica.is_lost:
             log.warning("replica %s is lost", replica.id)
@@ -75,7 +75,7 @@ class ReplicaFeed:
         self._book.lost(replica.id)
 
     async def _read(self) -> bool:
-        """Read until the feed ends. Whether a line has come."""
+        """Read until the feed ends. Returns whether a line arrived."""
         epoch, seq = self._prefixes.position(self._replica.id)
         resumes = epoch and not self._needs_snapshot
         path = f"{FEED_PATH}?epoch={epoch}&after={seq}" if resumes else FEED_PATH
@@ -90,11 +90,13 @@ class ReplicaFeed:
         )
         try:
             if answer.status in (404, 405):
-                log.warning("replica %s has no feed; it is routed by its requests alone", self._replica.id)
+                log.warning(
+                    "replica %s has no feed; only its requests in flight count as its load", self._replica.id
+                )
                 self._replica.has_feed = False
                 return False
             if answer.status != 200:
-                log.warning("replica %s: its feed answered %d", self._replica.id, answer.status)
+                log.warning("replica %s: its feed answered with status %d", self._replica.id, answer.status)
                 return False
             return await self._hear(answer)
         finally:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from ridgeline.fleet.placement.regions import Rules
 from ridgeline.proxy.body import StoredBody
 from ridgeline.proxy.http_client import NEVER
 from ridgeline.proxy.json_fields import Fields
@@ -17,14 +18,14 @@ class FleetRequest:
     headers: Headers
     body: bytes | StoredBody
     model: str  # a name, an alias or an adapter
-    fields: Fields = field(default_factory=dict)  # of the body, as sent; empty for a form
+    fields: Fields = field(default_factory=dict)  # fields of the body, as sent; empty for a form
     stream: bool = False
     tenant: str = ""
-    weight: float = 1.0  # of the tenant, in the order of held requests
+    weight: float = 1.0  # weight of the tenant in the order of held requests
     priority: int = 1  # 0 goes first
-    until: float = NEVER  # deadline of the whole answer, by the monotonic clock
-    repeatable: bool = (
-        True  # false: it creates an object; never sent twice unless it was certainly not executed
-    )
+    until: float = NEVER  # deadline of the whole answer, on the monotonic clock
+    repeatable: bool = True  # False if it creates an object: sent again only if it was certainly not executed
     request_id: str = ""
+    residency: Rules = ()  # of the tenant: regions in which it may be computed
+    is_counted: bool = False  # it came at a router before this one: no new demand
     is_accepted: bool = False  # it is in the journal: neither max_held nor hold_s applies

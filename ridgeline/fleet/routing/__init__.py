@@ -1,1 +1,1 @@
-"""Which replica answers a request. Pure logic: no I/O, no clock of its own."""
+"""Chooses the replica that answers a request. Pure logic: no I/O; the caller passes the time."""

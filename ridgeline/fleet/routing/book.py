@@ -9,7 +9,10 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 
+import numpy as np
+
 from ridgeline.fleet.messages import ModelEntry, Table
+from ridgeline.fleet.placement.regions import Latencies, Rules
 from ridgeline.fleet.routing.columns import Field, ModelColumns
 from ridgeline.fleet.routing.prompt import PromptView
 from ridgeline.fleet.routing.row import Row, Ticket
@@ -18,14 +21,14 @@ from ridgeline.replica.messages import FeedLine, Load, Started
 
 __all__ = ["LoadBook", "Ticket"]
 
-HEAT_S = 60.0  # the work sent to a replica is forgotten with this time constant
+HEAT_S = 60.0  # time constant with which the work sent to a replica is forgotten
 
 
 class LoadBook:
-    """`clock` is monotonic. Not safe for threads: each router process has its own.
+    """`clock` is monotonic. Not thread-safe: each router process has one.
 
-    routers: how many serve the same replicas. Between two Load lines each is blind to the others' requests,
-    so it counts its own once for every router: several routers do not fill the same replica.
+    routers: how many serve the same replicas. Between two Load lines a router does not see the others'
+    requests, so it counts its own once for every router: several routers do not fill the same replica.
     """
 
     def __init__(self, clock: Callable[[], float], routers: int = 1) -> None:
@@ -33,6 +36,7 @@ class LoadBook:
         self.generation = -1
         self.rows: dict[str, Row] = {}
         self.models: dict[str, ModelEntry] = {}  # by name, alias and adapter
+        self.latency_ms: Latencies = {}
         self._columns: dict[str, ModelColumns] = {}
         self._costs: dict[tuple[str, str], StepCost] = {}
         self._open: set[Ticket] = set()
@@ -40,11 +44,12 @@ class LoadBook:
         self._heat_from = clock()
 
     def set_table(self, table: Table) -> bool:
-        """Takes a table over. False: it is older than the one known, and ignored."""
+        """Apply a table. Returns False if it is older than the known one; then it is ignored."""
         if table.generation < self.generation:
             return False
         now, self.generation = self.clock(), table.generation
         self.routers = table.routers or self.routers
+        self.latency_ms = table.latency_ms
         self.models = {name: one for one in table.models for name in (one.name, *one.aliases, *one.adapters)}
         rows: dict[str, Row] = {}
         for entry in table.replicas:
@@ -64,7 +69,7 @@ class LoadBook:
         return True
 
     def hear(self, replica_id: str, line: FeedLine) -> None:
-        """A line of a replica's feed; prefix events are for PrefixMap.hear."""
+        """Apply a line of a replica's feed. PrefixMap.hear takes the prefix events."""
         row = self.rows.get(replica_id)
         if row is None:
             return
@@ -84,14 +89,14 @@ class LoadBook:
         self._write(row)
 
     def lost(self, replica_id: str) -> None:
-        """No request goes there until its feed starts again (Started) or the table names another process."""
+        """Send it no request until its feed starts again (Started) or the table names another process."""
         row = self.rows.get(replica_id)
         if row is not None:
             row.lost = True
             self._write(row)
 
     def charge(self, replica_id: str, prompt: PromptView, matched_blocks: int = 0) -> Ticket:
-        """Call it before the request is sent, with nothing between it and `choose`."""
+        """Call it directly after `choose`, before the request is sent."""
         row, now = self.rows[replica_id], self.clock()
         ticket = Ticket(row, prompt, matched_blocks, now)
         if prompt.adapter and not row.has_adapter(prompt.adapter):
@@ -105,7 +110,7 @@ class LoadBook:
         return ticket
 
     def first_token(self, ticket: Ticket) -> None:
-        """The prompt is computed: its tokens wait no longer. Optional; it makes the estimate better."""
+        """The prompt is computed: remove its tokens from the queue. Optional; it improves the estimate."""
         ticket.row.computed(ticket)
         self._write(ticket.row)
 
@@ -122,16 +127,19 @@ class LoadBook:
         self._write(row)
 
     def in_flight(self, model: str = "", replica_id: str = "") -> int:
-        """Open tickets, of this router alone."""
+        """Open tickets of this router."""
         return sum(
             (not model or one.model == model) and (not replica_id or one.replica_id == replica_id)
             for one in self._open
         )
 
-    def candidates(self, model: str) -> int:
-        """Replicas of a model that may take requests, saturated ones included. 0: the model is cold."""
+    def candidates(self, model: str, residency: Rules = ()) -> int:
+        """How many replicas of a model may take requests, saturated ones included. 0: the model is cold."""
         columns = self.columns(model)
-        return int(columns.field(Field.OPEN).sum()) if columns is not None else 0
+        if columns is None:
+            return 0
+        is_open = columns.field(Field.OPEN)
+        return int(is_open @ columns.allowed(residency) if residency else is_open.sum())
 
     def columns(self, model: str) -> ModelColumns | None:
         """The replicas of a model, given by its name, an alias or an adapter."""
@@ -142,11 +150,11 @@ class LoadBook:
         return self.rows[columns.names[index]]
 
     def heat_scale(self, now: float) -> float:
-        """What Field.HEAT is multiplied by to have tokens."""
+        """The factor that turns Field.HEAT into tokens."""
         return math.exp((self._heat_from - now) / HEAT_S)
 
     def _heat_now(self, now: float) -> float:
-        """Older work decays because newer work is written larger."""
+        """Write newer work with a larger weight, so that older work decays."""
         if now - self._heat_from > 100 * HEAT_S:
             scale = self.heat_scale(now)
             for row in self.rows.values():
@@ -169,6 +177,7 @@ class LoadBook:
             del self._columns[model]
         for model, rows in by_model.items():
             columns = self._columns.setdefault(model, ModelColumns())
+            columns.latency_ms = self.latency_ms
             entries = [row.entry for row in rows]
             columns.reshape(
                 [one.id for one in entries],
@@ -184,10 +193,13 @@ class LoadBook:
     def _write(self, row: Row) -> None:
         if row.index >= 0:
             column, room = row.column(self.routers), row.room(self.routers)
-            self._columns[row.entry.model].write(row.index, column, room)
+            self._columns[row.entry.model].write(row.index, column, room, row.cost)
 
     def _write_costs(self, row: Row) -> None:
+        """For all replicas that share them, at once: with 1,000 replicas they change many times a second."""
         columns = self._columns[row.entry.model]
-        for name in columns.names:
-            if self.rows[name].cost is row.cost:
-                self._write(self.rows[name])
+        rows = (self.rows[name] for name in columns.names)
+        alike = columns.cached(
+            ("cost", id(row.cost)), 0, lambda: np.array([one.index for one in rows if one.cost is row.cost])
+        )
+        columns.price(alike, row.cost)

@@ -1,21 +1,22 @@
-"""choose(): the replica that answers a request. It changes nothing: the caller charges the choice.
+"""choose(): chooses the replica for a request. It changes no state: the caller charges the choice.
 
-First the candidates: ready or ramping, heard of lately, not saturated, within the ramp, in an allowed
-region, of the version that is drawn by weight. Then the policy's cost, in seconds; the lowest wins; near
-equals draw lots.
+First the candidates: ready or ramping, with a recent report, not saturated, within the ramp, in an allowed
+region; of these, those of the nearest region whose wait is not longer than the way to the next, and of the
+version that is drawn by weight. Then the policy's cost, in seconds: the lowest wins; among nearly equal ones
+the choice is random.
 
 The default's cost of a replica, for a prompt of U tokens of which S are in its cache:
 
-    token_s · (queued + U − S · (1 + waste) / (1 + excess) + work of the last minute − own session)
+    token_s · (wait_weight · queued + U − S · (1 + waste) / (1 + excess) + last minute's work − own session)
     + output · running_s · 2 · max(requests, KV share · max_running)
-    + an adapter to load + another region + silence
+    + an adapter to load + silence
 
 Why it is not worse than round-robin at light load: a prefix is worth only the tokens that it saves, while
-every request that is already there has the price by which it slows this one and this one slows it (the
-factor 2). Replicas above the mean load get less credit for a prefix (excess), so a prefix that many prompts
-share is soon copied to idle replicas instead of making one of them hot; where no request overlaps another,
-the work of the last minute does the same. Only when prompts wait everywhere is a prefix worth more than its
-tokens (waste): computing it again would delay all that wait.
+every request that is already there costs what it slows this one plus what this one slows it (the factor
+2). Replicas above the mean load get less credit for a prefix (excess), so a prefix that many prompts share
+is soon copied to idle replicas instead of overloading one of them; if no request overlaps another, the work
+of the last minute has the same effect. A prefix is worth more than its tokens (waste) only when prompts
+wait everywhere: computing it again would delay all of them.
 """
 
 from __future__ import annotations
@@ -38,14 +39,14 @@ _MIX = np.uint64(0x9E3779B97F4A7C15)
 _SHARED, _TOKENS, _HEAT = range(3)  # in ModelColumns.means
 _FIRST_S = 1e6  # outweighs every load
 _MOST_DELAYED = 8.0
-_HEAT_FLOOR = 4096.0  # tokens: differences between replicas that have done little do not count
+_HEAT_FLOOR = 4096.0  # tokens; smaller differences in recent work do not count
 
 
 @dataclass(frozen=True, slots=True)
 class Choice:
     replica_id: str
     reason: str  # for logs and headers: prefix, adapter, session, turn, load
-    predicted_wait_s: float  # until the first token
+    predicted_wait_s: float  # estimated seconds until the first token
     matched_blocks: int
 
 
@@ -58,7 +59,7 @@ def choose(
     now: float,
     exclude: Collection[str] = (),
 ) -> Choice | None:
-    """None: every replica is saturated (hold the request), or there is none (`book.candidates` is 0).
+    """None if every replica is saturated (hold the request), or there is none (`book.candidates` is 0).
 
     The caller charges the choice at once: `book.charge(choice.replica_id, prompt, choice.matched_blocks)` and
     `prefixes.routed(choice.replica_id, prompt.blocks, now)`.
@@ -69,6 +70,8 @@ def choose(
     may = _candidates(columns, prompt, policy, now, exclude)
     if not np.logical_or.reduce(may):
         return None
+    if prompt.region:
+        may = _in_one_region(columns, may, prompt.region, policy)
     if columns.is_split():
         may = _draw_version(columns, may, prompt.session, rng)
     matched = _matched(columns, prefixes, prompt, now)
@@ -88,8 +91,10 @@ def _candidates(
     for name in exclude:
         if name in columns.names:
             may[columns.names.index(name)] = False
-    if prompt.allowed_regions:
-        may &= columns.allowed(tuple(prompt.allowed_regions))
+    if prompt.only:
+        may &= np.array([name == prompt.only for name in columns.names])
+    if prompt.residency:
+        may &= columns.allowed(prompt.residency)
     heard = columns.field(Field.HEARD)
     if np.minimum.reduce(heard) < now - policy.silent_s:
         heard_lately = may & (heard >= now - policy.silent_s)
@@ -106,8 +111,22 @@ def _candidates(
     return may
 
 
+def _in_one_region(columns: ModelColumns, may: Flags, region: str, policy: Policy) -> Flags:
+    """The candidates of the nearest region, or of another one where the wait and the way are shorter."""
+    places = columns.places(region)
+    if places is None:
+        return may
+    codes, distance_s = places
+    wait_s = columns.field(Field.TOKENS) * columns.field(Field.TOKEN_S)
+    wait_s += columns.field(Field.REQUESTS) >= columns.field(Field.MOST)  # about a second for a slot
+    wait_s += distance_s + policy.region_s * (distance_s > distance_s.min())
+    np.putmask(wait_s, ~may, np.inf)
+    of_region: Flags = codes == codes[int(wait_s.argmin())]
+    return may & of_region
+
+
 def _apply_ramps(columns: ModelColumns, may: Flags) -> None:
-    """A ramp keeps requests for proven peers; where there are none, it keeps nothing."""
+    """A ramp leaves requests to proven peers; without such peers it does not apply."""
     ramping = [index for index in columns.room if may[index]]
     if len(ramping) < int(may.sum()):
         shared = columns.field(Field.SHARED)
@@ -116,7 +135,7 @@ def _apply_ramps(columns: ModelColumns, may: Flags) -> None:
 
 
 def _draw_version(columns: ModelColumns, may: Flags, session: str, rng: Random) -> Flags:
-    """The candidates of one version, drawn by its replicas' weights. A session keeps its version."""
+    """The candidates of one version, drawn by the replicas' weights. A session keeps its version."""
     _, codes, weights = columns.shares()
     shares = np.bincount(codes[may], weights[may])
     chance = crc32(session.encode()) / 2**32 if session else rng.random()
@@ -126,7 +145,7 @@ def _draw_version(columns: ModelColumns, may: Flags, session: str, rng: Random) 
 
 
 def _matched(columns: ModelColumns, prefixes: PrefixMap, prompt: PromptView, now: float) -> Counts | None:
-    """Blocks of the prompt in each replica's cache; None: in no replica's."""
+    """Blocks of the prompt in each replica's cache; None if no replica has any."""
     counts = prefixes.counts(prompt.blocks, now) if prompt.blocks else None
     if counts is None:
         return None
@@ -141,13 +160,13 @@ def _cost(
     now: float,
     matched: Counts | None,
 ) -> tuple[Floats, float]:
-    """The cost of each replica in seconds, and the difference that is none."""
+    """The cost of each replica in seconds, and the difference below which costs are equal."""
     name = policy.name
     if name == "round-robin":
         return columns.field(Field.TURN).copy(), 0.0  # the replica that was chosen the longest time ago
     if name == "sticky" and prompt.session:
         return -_affinity(columns, prompt.session).astype(np.float64), 0.0
-    tokens = columns.field(Field.TOKENS) + prompt.tokens
+    tokens = policy.wait_weight * columns.field(Field.TOKENS) + prompt.tokens
     if name == "default":
         means = columns.means()
         if matched is not None and prompt.tokens:
@@ -164,9 +183,6 @@ def _cost(
     if name == "default":
         if prompt.adapter:
             cost += policy.adapter_load_s * _lacks_adapter(book, columns, prompt.adapter)
-        away = columns.is_away(prompt.region) if prompt.region else None
-        if away is not None:
-            cost += policy.region_s * away
     elif name == "prefix" and matched is not None:
         cost -= _FIRST_S * matched  # the longest match, whatever the load
     elif name == "lora" and prompt.adapter:
@@ -175,7 +191,7 @@ def _cost(
 
 
 def _credit(columns: ModelColumns, prompt: PromptView, matched: Counts, means: Floats) -> Floats:
-    """Tokens that each replica's cache saves; fewer where more requests are than at the others."""
+    """Tokens that each replica's cache saves; fewer at replicas with more requests than the others."""
     waste = min(float(means[_TOKENS]) / max(prompt.tokens, 256), _MOST_DELAYED)
     full = prompt.tokens_per_block * (1.0 + waste)
     mean = float(means[_SHARED])
@@ -187,7 +203,7 @@ def _credit(columns: ModelColumns, prompt: PromptView, matched: Counts, means: F
 
 
 def _heat(book: LoadBook, columns: ModelColumns, policy: Policy, now: float, means: Floats) -> Floats:
-    """The price of the last minute's work, in tokens; at most that of four times the mean above it."""
+    """The cost of the last minute's work in tokens, limited to four times the mean above the mean."""
     scale = book.heat_scale(now)
     mean = scale * float(means[_HEAT])
     price = columns.field(Field.HEAT) * (policy.heat_tokens * scale / (mean + _HEAT_FLOOR))
@@ -202,7 +218,7 @@ def _lacks_adapter(book: LoadBook, columns: ModelColumns, adapter: str) -> Float
 
 
 def _affinity(columns: ModelColumns, session: str) -> npt.NDArray[np.uint64]:
-    """Rendezvous hashing: routers agree without words, and a lost replica moves only its own sessions."""
+    """Rendezvous hashing: all routers choose the same replica, and a lost replica moves only its sessions."""
     name = session.encode()
     mixed = columns.hashes ^ np.uint64(crc32(name) << 32 | crc32(name[::-1]))
     mixed *= _MIX
@@ -210,7 +226,7 @@ def _affinity(columns: ModelColumns, session: str) -> npt.NDArray[np.uint64]:
 
 
 def _own(columns: ModelColumns, session: str) -> int:
-    """The session's own replica."""
+    """The replica of the session."""
     return int(_affinity(columns, session).argmax())
 
 

@@ -11,21 +11,20 @@ POLICIES: tuple[PolicyName, ...] = get_args(PolicyName)
 
 @dataclass(frozen=True, slots=True)
 class Policy:
-    """Saturation, staleness, weights and residency hold for every policy; the other knobs for `default`."""
+    """Saturation, staleness, weights and regions apply to every policy; the other knobs to `default`."""
 
     name: PolicyName = "default"
-    queue_share: float = (
-        0.125  # requests beyond max_running that a replica may queue, of max_running; at least 1
-    )
+    queue_share: float = 0.125  # requests that a replica may queue, as a share of max_running; at least 1
     kv_full: float = 0.95  # a replica with a larger share of its KV blocks held is saturated
     queue_s: float = 5.0  # a replica with more seconds of prompts to compute is saturated
-    stale_s: float = 2.0  # without a Load line for this time a replica is less preferred
-    silent_s: float = 10.0  # without a Load line for this time it is excluded, unless all are
-    adapter_load_s: float = 0.5  # what loading an adapter costs
-    region_s: float = 0.1  # what a replica in another region costs
-    sticky_tokens: float = 64.0  # the bonus of a session's own replica, in prompt tokens
-    heat_tokens: float = 2048.0  # the price of twice the mean work of the last minute, in prompt tokens
-    tie_share: float = 0.02  # replicas within this share of the prompt's own cost are equal
+    stale_s: float = 2.0  # without a Load line for this time, a replica costs more
+    silent_s: float = 10.0  # without a Load line for this time, it is excluded, unless all are
+    adapter_load_s: float = 0.5  # cost of loading an adapter
+    region_s: float = 0.1  # by how much another region, with the way there, must be faster
+    sticky_tokens: float = 64.0  # bonus of the session's replica, in prompt tokens
+    heat_tokens: float = 2048.0  # cost of twice the mean work of the last minute, in prompt tokens
+    wait_weight: float = 4.0  # of a second before the first token, against one spread over the answer
+    tie_share: float = 0.02  # costs that differ by less than this share of the prompt's cost are equal
 
     def __post_init__(self) -> None:
         if self.name not in POLICIES:

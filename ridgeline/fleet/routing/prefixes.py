@@ -1,9 +1,8 @@
-"""PrefixMap: which replica holds which prompt blocks, by the replicas' feeds and by what was just routed.
+"""PrefixMap: which replica holds which prompt blocks, from the replicas' feeds and the latest choices.
 
 A block's holders are the bits of one integer, so a walk over a prompt's blocks is one lookup and one AND
-for each. Every replica has a slot, its bit. A replica that is forgotten or sends a snapshot leaves its slot
-behind; the bits there are cleared little by little, a shard with each event, and the slot is then used
-again.
+for each. Every replica has a slot, its bit. A replica that is forgotten or sends a snapshot gives up its
+slot; the bits there are cleared in parts, a shard with each event, and then the slot is used again.
 """
 
 from __future__ import annotations
@@ -18,7 +17,7 @@ import numpy.typing as npt
 
 from ridgeline.replica.messages import FeedLine, Load, Removed, Snapshot, Started, Stored
 
-# Caches lose the ends of prompts first: beyond the first blocks, one block in each stride tells of them all.
+# Caches evict the ends of prompts first: beyond the first blocks, one block in each stride stands for all.
 _EXACT, _STRIDE = 16, 8
 _SWEEP = 256  # blocks, with each event
 _MOST_LAYERS = 32
@@ -28,7 +27,7 @@ Counts = npt.NDArray[np.float32]
 
 
 class _Known:
-    """What is known of one replica's feed."""
+    """The state of one replica's feed."""
 
     __slots__ = ("bit", "epoch", "seq", "slot")
 
@@ -41,23 +40,23 @@ class PrefixMap:
     """Methods that take an event return whether a snapshot is needed: an event was missed.
 
     Until the snapshot comes, later events are ignored and the blocks known so far stay: a wrong match costs
-    time, never correctness. At most about `max_blocks` blocks are kept; then the oldest block with one
-    holder goes.
+    time, never correctness. About `max_blocks` blocks are kept; beyond that, the oldest block with one
+    holder is dropped.
     """
 
     def __init__(self, guess_s: float = 15.0, max_blocks: int = 1_000_000) -> None:
         self.version = 0  # changes with the slots
         self._guess_s = guess_s
-        self._holders: dict[int, int] = {}  # of each block; in the order in which the blocks came
+        self._holders: dict[int, int] = {}  # holders of each block, in order of arrival
         self._max_blocks = max_blocks
         self._known: dict[str, _Known] = {}
         self._live = 0  # slots in use
         self._slots = 0  # slots ever made
         self._free: list[int] = []
-        self._retired = 0  # slots left behind that wait for the next sweep
+        self._retired = 0  # slots given up that wait for the next sweep
         self._swept = 0  # slots that the sweep in progress clears
         self._to_sweep: list[int] = []
-        # What was just routed: bits of the shards that no replica has confirmed, and when they end.
+        # The latest choices: bits of the shards that no replica has confirmed, and when they expire.
         self._guessed: dict[int, int] = {}
         self._guesses: deque[tuple[float, int, list[int]]] = deque()
 
@@ -65,7 +64,7 @@ class PrefixMap:
         return len(self._holders)
 
     def hear(self, replica_id: str, line: FeedLine) -> bool:
-        """Any line of a feed. True: the reader must reconnect for a snapshot."""
+        """Apply any line of a feed. Returns True if the reader must reconnect for a snapshot."""
         if isinstance(line, Stored):
             return self.stored(replica_id, line.seq, line.blocks)
         if isinstance(line, Removed):
@@ -80,7 +79,7 @@ class PrefixMap:
         return False
 
     def started(self, replica_id: str, epoch: str) -> None:
-        """Another epoch is another process, whose cache is empty."""
+        """A new epoch means a new process with an empty cache."""
         known = self._known.get(replica_id)
         if known is None or known.epoch != epoch:
             self._renew(replica_id).epoch = epoch
@@ -91,7 +90,7 @@ class PrefixMap:
         return ("", 0) if known is None else (known.epoch, known.seq)
 
     def snapshot(self, replica_id: str, seq: int, blocks: Iterable[int]) -> None:
-        """Replaces what is known of the replica's cache."""
+        """Replace the known blocks of the replica's cache."""
         before = self._known.get(replica_id)
         known = self._renew(replica_id)
         known.epoch, known.seq = before.epoch if before is not None else "", seq
@@ -122,7 +121,7 @@ class PrefixMap:
         return False
 
     def routed(self, replica_id: str, blocks: Sequence[int], now: float) -> None:
-        """These blocks will soon be there: a guess that ends after guess_s unless the replica confirms it."""
+        """Guess that the blocks will soon be there. Expires after guess_s unless the replica confirms it."""
         self._end_guesses(now)
         bit, holders = (self._known.get(replica_id) or self._renew(replica_id)).bit, self._holders
         guessed, new = self._guessed, []
@@ -144,20 +143,20 @@ class PrefixMap:
             self._evict()
 
     def forget(self, replica_id: str) -> None:
-        """The replica is gone."""
+        """Forget a replica."""
         known = self._known.pop(replica_id, None)
         if known is not None:
             self._retire(known)
 
     def matches(self, blocks: Sequence[int], now: float = 0.0) -> dict[str, int]:
-        """Blocks from the beginning that each replica holds; replicas without any are left out."""
+        """The number of leading blocks that each replica holds; replicas without any are left out."""
         counts = self.counts(blocks, now)
         if counts is None:
             return {}
         return {name: int(counts[known.slot]) for name, known in self._known.items() if counts[known.slot]}
 
     def counts(self, blocks: Sequence[int], now: float) -> Counts | None:
-        """Blocks from the beginning held in each slot, and a 0 after the last; None: no replica has any."""
+        """The number of leading blocks in each slot, and a 0 after the last; None if no replica has any."""
         layers = self._layers(blocks, now)
         if not layers:
             return None
@@ -177,12 +176,12 @@ class PrefixMap:
         return counts
 
     def slots_of(self, replica_ids: Iterable[str]) -> npt.NDArray[np.intp]:
-        """Where replicas are in `counts`, until `version` changes; -1, the 0 at its end: unknown there."""
+        """The replicas' positions in `counts`, until `version` changes; -1, the 0 at its end, if unknown."""
         known = self._known
         return np.array([known[name].slot if name in known else -1 for name in replica_ids], np.intp)
 
     def _layers(self, blocks: Sequence[int], now: float) -> list[tuple[int, int]]:
-        """(depth, slots that hold all blocks up to there), at every depth where the slots become fewer."""
+        """(depth, slots that hold all blocks up to there), at every depth where slots drop out."""
         self._end_guesses(now)
         find, alive = self._holders.get, self._live
         layers: list[tuple[int, int]] = []
@@ -226,7 +225,7 @@ class PrefixMap:
             self._sweep()
 
     def _evict(self) -> None:
-        """Drops the oldest blocks with one holder. Of those with several, shared by prompts, half stay."""
+        """Drop the oldest blocks with one holder. Of those with several, which prompts share, half stay."""
         holders, live = self._holders, self._live
         while (over := len(holders) - self._max_blocks) > 0:
             oldest = list(islice(holders, 2 * over + self._max_blocks // 64))
@@ -258,7 +257,7 @@ class PrefixMap:
         self._sweep()
 
     def _sweep(self) -> None:
-        """Clears the bits of slots left behind in some blocks; after the last block the slots are free."""
+        """Clear the bits of given-up slots in some blocks; after the last block the slots are free."""
         if not self._swept:
             self._swept, self._retired = self._retired, 0
             self._to_sweep = list(self._holders)
@@ -283,7 +282,7 @@ class PrefixMap:
             self._end_guess()
 
     def _end_guess(self) -> None:
-        """Clears the bits of the oldest guess that were not confirmed."""
+        """Clear the bits of the oldest guess that were not confirmed."""
         _, bit, blocks = self._guesses.popleft()
         guessed, holders = self._guessed, self._holders
         for block in blocks:

@@ -1,9 +1,9 @@
-"""The ramp of a fresh replica: how many requests it may have at once, by what it has proven.
+"""The ramp of a new replica: how many requests it may have at once, by the work it has done.
 
-Proof is counted by the replica itself since its start (Load): every request that ended, and every
+The replica itself counts the proof since its start (Load): every request that ended, and every
 PROVEN_TOKENS tokens, add one request to the allowance. So the allowance about doubles with each round of
-answers, a slow replica ramps slowly, time alone proves nothing, and all routers, also one that has just
-started, see the same proof.
+answers, a slow replica ramps slowly, time alone counts for nothing, and every router, also one that has
+just started, sees the same proof.
 """
 
 from __future__ import annotations
@@ -12,11 +12,12 @@ from ridgeline.replica.messages import Load
 
 FIRST = 2  # requests at once for a replica that has proven nothing
 PROVEN_TOKENS = 512  # prompt tokens computed and output tokens
-FEW_UNSEEN = 4  # of the allowance, one in this many may wait for its first step
+RAMP_S = 300.0  # a replica without requests shows nothing; after this many seconds it is ready all the same
+FEW_UNSEEN = 4  # one in this many requests of the allowance may wait for its first step
 
 
 def proof(load: Load | None) -> int:
-    """What a replica has proven since its start."""
+    """The proof of a replica since its start."""
     if load is None:
         return 0
     computed = max(load.prompt_tokens - load.prefix_hits, 0)
@@ -29,10 +30,10 @@ def allowance(load: Load | None) -> int:
 
 
 def queue_allowance(load: Load | None) -> int:
-    """Of these, how many may wait: a replica with an empty cache computes every prompt in full."""
+    """How many of these may wait: a replica with an empty cache computes every prompt in full."""
     return max(1, allowance(load) // FEW_UNSEEN)
 
 
 def is_proven(load: Load | None, max_running: int) -> bool:
-    """The ramp has ended: the allowance is all that the replica runs at once."""
+    """Whether the ramp has ended: the allowance covers all that the replica runs at once."""
     return allowance(load) >= max(max_running, 1)

@@ -1,7 +1,7 @@
 """Row: one replica in a LoadBook. Ticket: one request in flight there.
 
-What the replica said last (Load) counts, plus the tickets that it had not yet seen then, minus what has
-ended since.
+The load is the replica's last Load line, plus the tickets that the line does not count, minus the requests
+that have ended since.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ from ridgeline.replica.messages import Load, Started
 UNKNOWN_MOST = 8  # max_running of a replica whose feed has not started
 BLOCK_TOKENS = 16
 # A Load line may have been on its way when a request was sent. It counts the request if that was sent this
-# long before it came, and if as many requests were accepted as were sent.
+# many seconds before it came, and if as many requests were accepted as were sent.
 ON_THE_WAY_S = 0.05
-# A ticket this old is counted by the replica, or has failed there.
+# Seconds after which the replica counts a ticket, or the request has failed there.
 SEEN_AFTER_S = 2.0
 
 
@@ -62,7 +62,7 @@ class Ticket:
 class Row:
     def __init__(self, entry: ReplicaEntry, cost: StepCost, now: float) -> None:
         self.entry, self.cost = entry, cost
-        self.index = -1  # in ModelColumns; -1: no longer in the table
+        self.index = -1  # position in ModelColumns; -1: not in the table
         self.lost = False
         self.epoch = ""
         self.heard_at = now
@@ -72,14 +72,14 @@ class Row:
         self.heat = 0.0
         self.hash = crc32(entry.id.encode()) << 32 | crc32(entry.id[::-1].encode())
         self.tickets: set[Ticket] = set()
-        self.accepted = 0  # of all routers, at the last Load line
+        self.accepted = 0  # requests of all routers, at the last Load line
         # Tickets that the last Load line does not count, oldest first, and their sums.
         self.unseen: dict[Ticket, None] = {}
         self._unseen_tokens = self._unseen_kv = 0
         self._seen_tokens = self._seen_cached_tokens = 0
-        # Of tickets that it counts, whose prompts are not computed.
+        # Of tickets that it counts and whose prompts are not computed.
         self._seen_tokens = self._seen_cached_tokens = 0
-        # What has ended since the last Load line.
+        # Requests that have ended since the last Load line.
         self._ended = self._computed_tokens = self._freed_kv = 0
 
     @property
@@ -107,7 +107,7 @@ class Row:
         self.started, self.epoch, self.lost, self.heard_at = line, line.epoch, False, now
 
     def hear(self, load: Load, now: float) -> bool:
-        """A Load line replaces what was assumed. True: the costs of a step have changed."""
+        """Apply a Load line, which replaces the estimates. True if the costs of a step have changed."""
         before, seconds = self.load, now - self.heard_at
         changed = before is not None and self.cost.hear(before, load, seconds)
         self.load, self.heard_at, self.accepted = load, now, load.accepted
@@ -153,12 +153,12 @@ class Row:
         self.tickets.remove(ticket)
 
     def has_adapter(self, adapter: str) -> bool:
-        """Loaded, or about to be: a request for it is on its way."""
+        """Whether the adapter is loaded, or about to be: a request for it is on its way."""
         loaded = self.load is not None and adapter in self.load.adapters
         return loaded or any(one.adapter == adapter for one in self.tickets)
 
     def column(self, routers: int) -> tuple[float, ...]:
-        """In the order of columns.Field."""
+        """The values of a column, in the order of columns.Field, up to the seconds."""
         told = told_tokens = told_kv = 0
         if self.load is not None:
             told = max(self.load.running + self.load.waiting - self._ended, 0)
@@ -182,13 +182,12 @@ class Row:
             self.most,
             self.heard_at if self.is_open else math.inf,
             self.turn,
-            self.cost.token_s,
-            self.cost.running_s * (2 * max(shared, kv * self.most) + max(shared - self.most + 1, 0)),
-            (told_tokens + self._unseen_tokens) * self.cost.token_s if self.cost.learned else 0.0,
+            2 * max(shared, kv * self.most) + max(shared - self.most + 1, 0),
+            told_tokens + self._unseen_tokens,
         )
 
     def room(self, routers: int) -> float | None:
-        """Requests that it may have while it ramps; None: it does not ramp."""
+        """Requests that it may have while it ramps; None if it does not ramp."""
         if not self.is_ramping:
             return None
         waiting = len(self.unseen) * routers + (self.load.waiting if self.load is not None else 0)

@@ -1,8 +1,8 @@
-"""StepCost: what a replica's work costs in seconds, learned from its Load lines.
+"""StepCost: the cost of a replica's work in seconds, fitted to its Load lines.
 
 Between two lines of a busy replica: seconds = step · steps + running · (requests that ran, over the steps) +
-token · (prompt tokens computed). A least-squares fit with forgetting; while little is known, the three keep
-the proportions of PRIOR. Replicas of one model in one pool share a StepCost: they are the same machine.
+token · (prompt tokens computed). A least-squares fit with forgetting; with little data, the three keep the
+proportions of PRIOR. Replicas of one model in one pool share a StepCost: their machines are the same.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import numpy as np
 from ridgeline.replica.messages import Load
 
 DEFAULT_TOKEN_S = 1 / 2000
-PRIOR = (50.0, 2.0, 1.0)  # a step and a running request, in prompt tokens
+PRIOR = (50.0, 2.0, 1.0)  # costs of a step and of a running request, in prompt tokens
 _LEAST_LINES = 8
 _SOLVE_EVERY = 16
 _FORGET = 0.998
@@ -25,13 +25,13 @@ class StepCost:
         self.token_s = DEFAULT_TOKEN_S
         self.running_s = PRIOR[1] * DEFAULT_TOKEN_S
         self.step_s = PRIOR[0] * DEFAULT_TOKEN_S
-        self.output_tokens = 128.0  # of an answer, the mean
+        self.output_tokens = 128.0  # mean of an answer
         self.learned = False
         self._lines = 0
         self._products = [0.0] * 9  # ss sr st rr rt tt, and s, r, t times seconds
 
     def hear(self, before: Load, now: Load, seconds: float) -> bool:
-        """Two lines of one replica, one after the other. True: the costs have changed."""
+        """Add two consecutive lines of one replica. Returns True if the costs have changed."""
         ended = now.ended - before.ended
         if ended > 0:
             mean = max((now.output_tokens - before.output_tokens) / ended, 1.0)
@@ -51,7 +51,7 @@ class StepCost:
     def _solve(self) -> bool:
         ss, sr, st, rr, rt, tt, sy, ry, ty = self._products
         squares = np.array([[ss, sr, st], [sr, rr, rt], [st, rt, tt]])
-        # Two equations without a scale of their own: PRIOR holds where the lines do not tell the costs apart.
+        # Two equations that fix only the proportions: PRIOR applies if the lines do not separate the costs.
         for weight, prior in ((ss, (1.0, 0.0, -PRIOR[0])), (rr, (0.0, 1.0, -PRIOR[1]))):
             squares += (_PRIOR_SHARE * weight + 1.0) * np.outer(prior, prior)
         try:
@@ -63,7 +63,7 @@ class StepCost:
             return False
         self.token_s = token_s
         self.step_s = max(step_s, 0.0)
-        # Neither free nor dearer than computing this number of prompt tokens anew.
+        # Never free, and never more than the cost of computing this number of prompt tokens again.
         self.running_s = min(max(running_s, 0.25 * token_s), 64 * token_s)
         self.learned = True
         return True

@@ -1,4 +1,4 @@
-"""How many replicas a model needs. Pure logic: no I/O, no clock of its own.
+"""Decides how many replicas a model needs. Pure logic: no I/O; the caller passes the time.
 
 The controller calls `Autoscaler.decide(inputs, now)` every few seconds and stores its `explain` as an event;
 the simulator calls it with a simulated clock.

@@ -1,8 +1,8 @@
-"""Autoscaler: how many replicas of one model should run, decided every few seconds.
+"""Autoscaler: decides every few seconds how many replicas of one model should run.
 
 Two signals, traffic and utilisation; the larger wins. Then the limits: delays in each direction, minimum and
-maximum, a hard budget. Replicas that start count as capacity. Without fresh metrics the number is held.
-`now` is read from a monotonic clock; a clock that goes back is ignored.
+maximum, a hard budget. Starting replicas count as capacity. Without fresh metrics the number stays as it is.
+`now` comes from a monotonic clock; a clock that goes back is ignored.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ from ridgeline.fleet.scaling.traffic import Arrivals, Capacity, traffic_signal
 from ridgeline.fleet.scaling.utilisation import Use, UseWindow, measure_use, utilisation_signal
 from ridgeline.fleet.scaling.zero import LongRate, zero_warning
 
-MAX_STALE_SHARE = 0.25  # of the serving replicas; beyond it, the number is held
+MAX_STALE_SHARE = 0.25  # with more serving replicas without fresh metrics, the number does not change
 
 
 class Autoscaler:
-    """One for each model. Its only state: the window, the measured capacity, and what was wanted lately."""
+    """One for each model. Its state: the window, the measured capacity, and the latest wanted numbers."""
 
     def __init__(self, config: ScalingConfig) -> None:
         self.config = config
@@ -78,7 +78,7 @@ class Autoscaler:
         self._wanted.append((now, replicas))
 
     def _lately(self, seconds: float, now: float) -> list[int] | None:
-        """All that was wanted in the last `seconds`; None where that is not known yet."""
+        """The numbers wanted in the last `seconds`; None if there is no history for that time."""
         start = now - seconds
         if self._wanted[0][0] > start:
             return None
@@ -91,7 +91,7 @@ class Autoscaler:
         if before == 0:
             if wanted > 1:
                 limits.append("one_first")
-            return min(wanted, 1)  # without delay
+            return min(wanted, 1)  # no delay
         if wanted > before:
             lately = self._lately(config.scale_up_delay_s, now)
             reached = before if lately is None else max(before, min(lately))
@@ -136,7 +136,7 @@ class Autoscaler:
         return target
 
     def _affordable(self, inputs: Inputs, budget: float) -> tuple[int, int]:
-        """(replicas that the budget pays, the same while the draining ones are still there)."""
+        """(replicas that the budget pays, the same while the draining ones still run)."""
         alive = [replica for replica in inputs.replicas if replica.is_capacity]
         draining = sum(replica.price_per_hour for replica in inputs.replicas if replica.state == "draining")
         left = budget - sum(replica.price_per_hour for replica in alive)

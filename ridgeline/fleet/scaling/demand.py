@@ -1,7 +1,7 @@
-"""DemandBook: the demand of all models, summed over the routers that report it.
+"""DemandBook: the demand for all models, summed over the routers that report it.
 
-The controller passes each router's Demand to `hear` and takes the sum for a decision. A router that is silent
-for `stale_s` is forgotten: its requests in flight no longer count. No report is not the same as no demand.
+The controller passes each router's Demand to `hear` and reads the sum for a decision. A router that is silent
+for `stale_s` is forgotten, with its requests in flight. No report is not the same as no demand.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from ridgeline.fleet.messages import Demand, ModelDemand
 
 
 class DemandSample(msgspec.Struct, frozen=True):
-    """Demand for one model since the sample before. heard_at None: no router has reported."""
+    """Demand for one model since the previous sample. heard_at is None if no router has reported."""
 
     arrived: int = 0
     prompt_tokens: int = 0
@@ -48,10 +48,14 @@ class DemandBook:
             total.prompt_tokens += of.prompt_tokens
             total.output_tokens += of.output_tokens
 
+    def held(self, model: str, now: float) -> int:
+        """Requests that wait now, at all routers."""
+        self._forget_silent(now)
+        return sum(models[model].held for models in self._gauges.values() if model in models)
+
     def take(self, model: str, now: float) -> DemandSample:
-        """The counts since the last call for this model, and the newest gauges of the live routers."""
-        for router in [name for name, at in self._heard.items() if now - at > self._stale_s]:
-            del self._heard[router], self._gauges[router]
+        """The counts since the last call for this model, and the latest gauges of the live routers."""
+        self._forget_silent(now)
         total = self._sums.pop(model, _Sum())
         gauges = [models[model] for models in self._gauges.values() if model in models]
         return DemandSample(
@@ -63,3 +67,7 @@ class DemandBook:
             oldest_held_s=max((of.oldest_held_s for of in gauges), default=0.0),
             heard_at=max(self._heard.values(), default=None),
         )
+
+    def _forget_silent(self, now: float) -> None:
+        for router in [name for name, at in self._heard.items() if now - at > self._stale_s]:
+            del self._heard[router], self._gauges[router]

@@ -6,7 +6,7 @@ from typing import Literal
 
 import msgspec
 
-# What kept the result away from the number that the signals want.
+# The limits that kept the result from the number that the signals want.
 Limit = Literal[
     "min",
     "max",
@@ -14,18 +14,18 @@ Limit = Literal[
     "scale_up_delay",
     "scale_down_delay",
     "stale",
-    "starting",  # a backlog adds no replica while earlier ones start
+    "starting",  # a backlog adds no replica while others start
     "one_first",  # from zero to one, and to zero through one
     "work_left",  # not to zero while requests are held or run
 ]
 
 
 class Signal(msgspec.Struct, frozen=True):
-    """One view of the demand, in replicas. desired None: the signal has nothing to go by."""
+    """One signal, in replicas. desired is None if the signal has no data."""
 
     name: Literal["traffic", "utilisation"]
-    load: float  # replicas' worth of work, each used in full
-    desired: int | None  # replicas used to the target
+    load: float  # replicas needed if each is used in full
+    desired: int | None  # replicas needed if each is used to the target
     facts: dict[str, float]
     why: str
 
@@ -33,7 +33,7 @@ class Signal(msgspec.Struct, frozen=True):
 class Explain(msgspec.Struct, frozen=True):
     before: int
     target: int
-    wanted: int  # by the larger signal, before any limit
+    wanted: int  # from the larger signal, before any limit
     won: Literal["traffic", "utilisation", "none"]
     traffic: Signal
     utilisation: Signal
@@ -43,7 +43,7 @@ class Explain(msgspec.Struct, frozen=True):
     draining: int
     stale: int  # serving replicas without a recent load report
     oldest_start_s: float
-    price_per_hour: float  # of the replicas there are
+    price_per_hour: float  # cost of the current replicas
     warnings: tuple[str, ...] = ()
 
     @property

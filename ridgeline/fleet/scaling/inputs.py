@@ -1,4 +1,4 @@
-"""Inputs: everything that one decision of the autoscaler reads, at one moment of a monotonic clock."""
+"""Inputs: everything that one decision of the autoscaler reads, at one time of a monotonic clock."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ class ReplicaSample(msgspec.Struct, frozen=True):
     id: str
     state: State
     since: float  # when it entered its state
-    heard_at: float | None = None  # of the load below; None: never
+    heard_at: float | None = None  # time of the load below; None: never reported
     running: int = 0
     waiting: int = 0
     queued_tokens: int = 0
@@ -32,16 +32,16 @@ class ReplicaSample(msgspec.Struct, frozen=True):
 
     @property
     def is_capacity(self) -> bool:
-        """A replica that starts is capacity that has been ordered."""
+        """Whether it counts as capacity: a starting replica does."""
         return self.state in ("starting", "ramping", "ready")
 
 
 class Inputs(msgspec.Struct, frozen=True):
-    target: int  # replicas wanted now: the last decision, or what a person has set
+    target: int  # replicas wanted now: from the last decision, or set by a command
     replicas: tuple[ReplicaSample, ...]
     demand: DemandSample
     price_per_hour: float = 0.0  # of the next replica
-    cold_start_s: float = 60.0  # from the order to the first token, as measured; the forecast's horizon
+    cold_start_s: float = 60.0  # measured seconds of a start; the forecast's horizon
 
 
 def sample_of(
@@ -53,7 +53,7 @@ def sample_of(
     heard_at: float | None,
     price_per_hour: float = 0.0,
 ) -> ReplicaSample:
-    """From the lines of the replica's feed."""
+    """Make it from the lines of the replica's feed."""
     if load is None or started is None:
         return ReplicaSample(id, state, since, price_per_hour=price_per_hour)
     return ReplicaSample(

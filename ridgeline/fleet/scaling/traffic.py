@@ -1,8 +1,8 @@
-"""The traffic signal: a floor for the replicas, from forecast arrivals and a replica's measured capacity.
+"""The traffic signal: the fewest replicas for the forecast arrivals, from a replica's measured capacity.
 
-`Capacity` learns what one replica computes per second, from replicas that had requests waiting between two
-reports. `Arrivals` keeps the window and forecasts its trend to the moment at which a
-replica ordered now is ready.
+`Capacity` measures what one replica computes per second, on replicas that had requests waiting between two
+reports. `Arrivals` keeps the window and forecasts its trend to the time at which a replica that is started
+now is ready.
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ from ridgeline.fleet.scaling.demand import DemandSample
 from ridgeline.fleet.scaling.explain import Signal
 from ridgeline.fleet.scaling.inputs import ReplicaSample
 
-NEW_SHARE = 0.2  # of a new measurement in the running mean
-SHORTEST_S = 1.0  # between two reports that are compared
+NEW_SHARE = 0.2  # weight of a new measurement in the running mean
+SHORTEST_S = 1.0  # least seconds between two reports that are compared
 MOST_GROWTH = 2.0  # the forecast is at most this multiple of the window's mean
-SIGNIFICANT = 3.0  # standard errors by which a trend must differ from none
+SIGNIFICANT = 3.0  # standard errors by which a trend must differ from 0
 
 
 class Rates(NamedTuple):
@@ -28,7 +28,7 @@ class Rates(NamedTuple):
 
 
 class Capacity:
-    """Of one replica. A setting wins over what was measured."""
+    """The capacity of one replica. A setting takes precedence over a measurement."""
 
     def __init__(self, config: ScalingConfig) -> None:
         self._config = config
@@ -61,7 +61,7 @@ class Capacity:
             self._last[replica.id] = replica
             requests = (replica.requests_done - last.requests_done) / seconds
             tokens = (replica.tokens_done - last.tokens_done) / seconds
-            if requests < 0 or tokens < 0:  # another process under the same name
+            if requests < 0 or tokens < 0:  # a new process with the same name
                 continue
             saturated = last.waiting > 0 and replica.waiting > 0
             self._requests = _learn(self._requests, requests, saturated)
@@ -69,7 +69,7 @@ class Capacity:
 
 
 def _learn(known: float | None, seen: float, saturated: bool) -> float | None:
-    """A saturated replica shows its capacity; another one shows only that it is at least this."""
+    """A saturated replica shows its capacity; any other shows only a lower bound."""
     if seen <= 0:
         return known
     if known is None:
@@ -97,7 +97,7 @@ class Arrivals:
     def hear(self, demand: DemandSample, now: float) -> None:
         last, self._last = self._last, now
         if last is None or now <= last:
-            if last is not None and self._intervals:  # the same moment again: into the last interval
+            if last is not None and self._intervals:  # the same time again: add to the last interval
                 old = self._intervals.pop()
                 tokens = old.tokens + demand.prompt_tokens + demand.output_tokens
                 self._intervals.append(old._replace(arrived=old.arrived + demand.arrived, tokens=tokens))
@@ -122,7 +122,7 @@ class Arrivals:
         return Rates(self.arrived / seconds, sum(interval.tokens for interval in self._intervals) / seconds)
 
     def growth(self, horizon_s: float) -> float:
-        """Requests/s in `horizon_s` over the window's mean; 1 where no trend stands out from the noise."""
+        """Requests/s after `horizon_s`, over the window's mean; 1 if no trend stands out from the noise."""
         seconds, count = self.covered_s, self.arrived
         if len(self._intervals) < 4 or count < 8 or seconds <= 0:
             return 1.0
@@ -132,7 +132,7 @@ class Arrivals:
         shift = (middle - seconds / 2) / seconds  # −½ … ½
         if shift * math.sqrt(12 * count) < SIGNIFICANT:
             return 1.0
-        slope = 12 * shift / seconds  # of a line through the mean, as a share of it per second
+        slope = 12 * shift / seconds  # slope of a line through the mean, as a share of the mean per second
         return min(1 + slope * (seconds / 2 + horizon_s), MOST_GROWTH)
 
 

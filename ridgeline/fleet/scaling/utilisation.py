@@ -1,8 +1,8 @@
 """The utilisation signal: how full the replicas are, in tokens, KV memory and slots, over the window.
 
-A replica's use is the largest of: KV tokens held and prompt tokens queued against its KV memory; requests
-running and waiting against its slots. Work counts in replicas, so the
-result does not depend on how many there are.
+A replica's use is the larger of two shares: KV tokens held and prompt tokens queued, of its KV memory; and
+requests running and waiting, of its slots. Work is counted in replicas, so the result does not depend on
+their number.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from ridgeline.fleet.scaling.inputs import Inputs, ReplicaSample
 
 
 class Use(NamedTuple):
-    """running: work that replicas do now. backlog: work that waits, in replicas and at routers."""
+    """running: work that replicas do now. backlog: work that waits, at replicas and at routers."""
 
     running: float
     backlog: float
@@ -44,7 +44,7 @@ def use_of(replica: ReplicaSample) -> tuple[float, float]:
 
 
 def measure_use(inputs: Inputs, now: float, stale_s: float, target: float) -> Use:
-    """A stale replica counts as used to the target: it asks for itself and for no other."""
+    """A replica with a stale report counts as used to the target: it justifies itself and no other."""
     running = backlog = 0.0
     stale = serving = slots = 0
     for replica in inputs.replicas:
@@ -60,13 +60,13 @@ def measure_use(inputs: Inputs, now: float, stale_s: float, target: float) -> Us
             running += does
             backlog += waits
     if inputs.demand.held:
-        # Without a replica that has told its slots, one replica's worth is all that is certain.
+        # As long as no replica has reported its slots, held requests count as one replica.
         backlog += inputs.demand.held / slots if slots else 1.0
     return Use(running, backlog, stale, serving)
 
 
 class UseWindow:
-    """The use of the last `window_s`, each weighted by the time for which it held."""
+    """The use in the last `window_s`; each sample is weighted by the time for which it held."""
 
     def __init__(self, window_s: float) -> None:
         self._window_s = window_s
@@ -83,7 +83,7 @@ class UseWindow:
         self._samples.clear()
 
     def mean(self) -> tuple[float, float]:
-        """(running, backlog). A sample stands for the time since the one before it."""
+        """(running, backlog). A sample stands for the time since the previous one."""
         samples = self._samples
         if len(samples) == 1:
             return samples[0][1].running, samples[0][1].backlog
@@ -98,7 +98,7 @@ class UseWindow:
 
 
 def utilisation_signal(window: UseWindow, use: Use, target: float, counts_backlog: bool, most: int) -> Signal:
-    """counts_backlog False: replicas start; the backlog may keep `most` replicas but add none."""
+    """counts_backlog is False while replicas start: the backlog may keep `most` replicas but add none."""
     running, backlog = window.mean()
     full = math.ceil((running + backlog) / target - 1e-9)
     desired = full if counts_backlog else max(min(full, most), math.ceil(running / target - 1e-9))

@@ -8,7 +8,7 @@ from ridgeline.options import OptionError
 
 
 def make_substrate(settings: FleetSettings) -> Substrate:
-    """OptionError: its settings cannot be used here. Ray and the Kubernetes API are first asked later."""
+    """OptionError if its settings cannot be used here. Does not call Ray or the Kubernetes API."""
     kind, options = settings.substrate.kind, settings.substrate_options
     if kind == "local":
         from ridgeline.fleet.substrates.local import LocalSubstrate

@@ -1,7 +1,7 @@
 """KubernetesSubstrate: replicas are pods, made and deleted through the Kubernetes API.
 
 A pod's name follows from the fleet and the replica, so that a start that is sent twice makes one pod. Its
-environment is a Secret that belongs to the pod. Kubernetes chooses the node; why it has found none is shown.
+environment is a Secret that belongs to the pod. Kubernetes chooses the node; status shows why it found none.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from time import monotonic
 
 import msgspec
@@ -26,15 +26,15 @@ from ridgeline.fleet.substrates.substrate import (
     SubstrateError,
 )
 
-KILL_GRACE_S = 5.0  # beyond the drain, for the last events of streams
-GONE_S = 60.0  # beyond that, for the node to confirm that nothing of the pod runs
+KILL_GRACE_S = 5.0  # seconds added to the drain, for the last events of streams
+GONE_S = 60.0  # seconds after that for the node to confirm that the pod has ended
 POLL_S = 0.25
 KEPT = 5  # ended pods of a fleet, for their logs; older ones are deleted at the next start
 LINE_BYTES = 8  # a short line of a log: the API counts lines, the caller bytes
 
 
 class Place(msgspec.Struct, frozen=True):
-    """Of a Handle."""
+    """The place of a Handle."""
 
     fleet: str
     name: str
@@ -59,6 +59,9 @@ class KubernetesSubstrate:
                     await self._delete(made["metadata"]["name"], made["metadata"]["uid"], 1)
                 raise
         return _handle(made, spec.fleet)
+
+    async def adopt(self, handle: Handle, environment: Mapping[str, str] | None) -> None:
+        return None  # the pod has all that its start needs
 
     async def stop(self, handle: Handle, drain_s: float) -> None:
         place = _place(handle)
@@ -93,7 +96,7 @@ class KubernetesSubstrate:
         ]
 
     async def capacity(self) -> Capacity:
-        """What the nodes can allocate in all. Unknown without the right to list nodes."""
+        """What the nodes can allocate together. Unknown without the right to list nodes."""
         try:
             nodes = (await self._api.call("GET", "/api/v1/nodes")).get("items", [])
         except ApiError as error:
@@ -126,16 +129,19 @@ class KubernetesSubstrate:
         try:
             return await self._api.call("POST", self._api.pods, manifest)
         except ApiError as error:
-            if error.status != 409:
+            if error.status not in (0, 409):  # 0: no answer; the pod may have been made
                 raise
             name = manifest["metadata"]["name"]
-            made = await self._api.call("GET", f"{self._api.pods}/{name}")
+            try:
+                made = await self._api.call("GET", f"{self._api.pods}/{name}")
+            except ApiError:
+                raise error from None  # a pod that is made later has no record: the keeper ends it
             if made["metadata"].get("annotations", {}).get("ridgeline/mark") != mark:
-                raise SubstrateError(f"pod {name} exists already and is not of this replica") from error
+                raise SubstrateError(f"pod {name} already exists and belongs to another replica") from error
             return made
 
     async def _delete(self, name: str, uid: str, grace_s: int) -> bool:
-        """Whether there was such a pod."""
+        """Returns whether there was such a pod."""
         options: Object = {
             "apiVersion": "v1",
             "kind": "DeleteOptions",
@@ -156,7 +162,7 @@ class KubernetesSubstrate:
         except ApiError as error:
             if error.status == 404:
                 return False
-            if error.status == 0:  # the API is away for now
+            if error.status == 0:  # the API does not answer now
                 return True
             raise
         return bool(found["metadata"]["uid"] == place.uid)

@@ -24,11 +24,11 @@ from ridgeline.proxy.origin import read_url
 from ridgeline.proxy.request_head import Headers
 
 ACCOUNT = Path("/var/run/secrets/kubernetes.io/serviceaccount")
-WATCH_S = 240  # the API ends a watch after this time; the reader asks again
+WATCH_S = 240  # seconds after which the API ends a watch; the reader asks again
 TIMEOUTS = Timeouts(connect_s=5.0, first_byte_s=30.0, idle_s=30.0)
 WATCH_TIMEOUTS = Timeouts(connect_s=5.0, first_byte_s=WATCH_S + 30.0, idle_s=WATCH_S + 30.0)
 MAX_BODY = 64 << 20
-TOKEN_S = 60.0  # a token file is read again after this time
+TOKEN_S = 60.0  # seconds after which a token file is read again
 
 Object = dict[str, Any]
 
@@ -69,16 +69,16 @@ class KubernetesApi:
     async def call(
         self, method: str, path: str, body: Object | None = None, query: Mapping[str, str | int] | None = None
     ) -> Object:
-        """The answer's object. ApiError for every status that is not 2xx."""
+        """Returns the answer's object. ApiError for every status that is not 2xx."""
         answer = await self._ask(method, path, body, query, TIMEOUTS, again=True)
         return _object(answer)
 
     async def tail(self, path: str, query: Mapping[str, str | int], last_bytes: int) -> bytes:
-        """The end of a text."""
+        """Returns the end of a text answer."""
         return (await self._ask("GET", path, None, query, TIMEOUTS, again=True))[-last_bytes:]
 
     async def watch(self, path: str, query: Mapping[str, str | int]) -> AsyncIterator[Object]:
-        """Events, until the API ends the watch."""
+        """Yield events until the API ends the watch."""
         asked = {**query, "watch": "true", "allowWatchBookmarks": "true", "timeoutSeconds": WATCH_S}
         try:
             answer = await self._client.ask(
@@ -126,7 +126,7 @@ class KubernetesApi:
             text = await answer.read(MAX_BODY)
         except RequestBroken as error:
             if again and error.cause in ("stale", "reset"):
-                # Safe for every call: names are ours, so a second create is a conflict, not a second pod.
+                # Every call may be repeated: names are fixed, so a second create is a conflict.
                 return await self._ask(method, path, body, query, timeouts, again=False)
             raise _unreachable(error) from error
         except ProxyError as error:
@@ -156,7 +156,7 @@ def _object(text: bytes) -> Object:
 
 
 def _refused(status: int, text: bytes) -> ApiError:
-    """A Status object, as the API sends it with every error; proxies before it send other texts."""
+    """The error of a Status object, which the API sends with every error; proxies send other texts."""
     reason, message = "", text[:500].decode(errors="replace")
     try:
         found = msgspec.json.decode(text)

@@ -1,4 +1,4 @@
-"""Pods of replicas: the manifest of one, and what its status says. Pure: no call is made here.
+"""Pods of replicas: makes the manifest of a pod, and reads its status. Pure: makes no call.
 
 A replica is a pod that is never restarted: the controller starts another one with a new name. Its
 environment, which holds the replicas' key, is a Secret that Kubernetes removes with the pod.
@@ -26,7 +26,7 @@ Object = dict[str, Any]
 
 
 def pod_name(fleet: str, replica: str) -> str:
-    """The same for every try: a start that is sent twice makes one pod."""
+    """The pod's name, the same for every try: a start that is sent twice makes one pod."""
     name = re.sub(r"[^a-z0-9-]+", "-", f"ridgeline-{fleet[:8]}-{replica}".lower()).strip("-")
     if len(name) > 63:
         name = f"{name[:54].rstrip('-')}-{hashlib.sha256(name.encode()).hexdigest()[:8]}"
@@ -91,7 +91,7 @@ def pod(spec: ReplicaSpec, config: KubernetesConfig) -> Object:
 
 
 def secret(made: Object, environment: Mapping[str, str]) -> Object:
-    """The environment of a pod that was made. Its owner is the pod: they are removed together."""
+    """The Secret with a pod's environment. The pod owns it: they are removed together."""
     metadata = made["metadata"]
     owner = {"apiVersion": "v1", "kind": "Pod", "name": metadata["name"], "uid": metadata["uid"]}
     return {
@@ -109,7 +109,7 @@ def secret(made: Object, environment: Mapping[str, str]) -> Object:
 
 
 def observed(found: Object) -> Observed:
-    """What a pod's status says about its replica."""
+    """Read the state of the replica from its pod's status."""
     status = found.get("status", {})
     phase = status.get("phase", "Pending")
     container: Object = next(iter(status.get("containerStatuses", [])), {})
@@ -132,12 +132,12 @@ def observed(found: Object) -> Observed:
 
 
 def label(text: str) -> str:
-    """As a label's value: at most 63 letters, digits, hyphens, underscores and dots."""
+    """Make a label's value: at most 63 letters, digits, hyphens, underscores and dots."""
     return re.sub(r"[^A-Za-z0-9_.-]+", "-", text)[:63].strip("-_.")
 
 
 def amount(quantity: str | int | float) -> float:
-    """A Kubernetes quantity, such as 500m, 4Gi or 3920."""
+    """Read a Kubernetes quantity, such as 500m, 4Gi or 3920."""
     match = re.fullmatch(r"([0-9.]+(?:[eE][+-]?[0-9]+)?)([a-zA-Z]*)", str(quantity))
     if match is None or match[2] not in _UNITS:
         return 0.0
@@ -146,7 +146,7 @@ def amount(quantity: str | int | float) -> float:
 
 _UNITS = {"n": 1e-9, "u": 1e-6, "m": 1e-3, "": 1.0, "k": 1e3, "M": 1e6, "G": 1e9, "T": 1e12, "P": 1e15}
 _UNITS |= {f"{letter}i": 1024.0**power for power, letter in enumerate("KMGTPE", 1)}
-# Tensors between the processes of a replica. Counted as the pod's memory.
+# For tensors between the processes of a replica. Counts as the pod's memory.
 _SHM = {"name": "shm", "emptyDir": {"medium": "Memory"}}
 
 
@@ -228,9 +228,7 @@ def _waits_for(status: Object, state: Object) -> str:
 
 
 def _segments(found: Object, state: Object) -> dict[str, float]:
-    """Seconds until a node was found, and until the image was there and the container ran. Whole seconds:
-    the API's times have no more.
-    """
+    """Seconds until a node was found, and from then until the container ran. The API gives whole seconds."""
     conditions = {one.get("type"): one for one in found.get("status", {}).get("conditions", [])}
     scheduled = conditions.get("PodScheduled", {})
     created = _time(found.get("metadata", {}).get("creationTimestamp"))

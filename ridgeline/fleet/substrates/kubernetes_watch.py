@@ -1,7 +1,7 @@
 """PodWatch: the pods of one fleet, kept up to date by one list and one watch of the Kubernetes API.
 
-A watch that ends is asked for again from its last version; one whose version the API no longer has (410)
-begins with a new list. `get` answers from memory, and asks the API where memory may be old or lacks the pod.
+A watch that ends is continued from its last version; if the API has dropped that version (410), it begins
+with a new list. `get` answers from memory, and asks the API if memory may be old or lacks the pod.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from ridgeline.fleet.substrates.kubernetes_pods import FLEET, SELECT, label
 from ridgeline.proxy.backoff import backoff_s
 
 FIRST_LIST_S = 15.0
-STALE_S = 20.0  # without a watch for this time, `get` asks the API
+STALE_S = 20.0  # seconds without a watch after which `get` asks the API
 GONE = 410
 FIRST_MS, LONGEST_MS = 250.0, 10_000.0  # pauses between tries
 
@@ -28,7 +28,7 @@ class PodWatch:
     def __init__(self, api: KubernetesApi, fleet: str) -> None:
         self._api, self._select = api, f"{SELECT},{FLEET}={label(fleet)}"
         self.pods: dict[str, Object] = {}
-        self.error = ""  # why there is no watch now
+        self.error = ""  # why the watch does not run; empty if it does
         self.lists = 0
         self._version = ""
         self._listed = asyncio.Event()
@@ -50,11 +50,11 @@ class PodWatch:
             raise
 
     async def all(self) -> list[Object]:
-        """Every pod of the fleet, asked of the API now."""
+        """List every pod of the fleet with a call of the API."""
         return list((await self._list())[0].values())
 
     def put(self, made: Object) -> None:
-        """A pod that was just made: its event is still on the way."""
+        """Add a pod that was just made: its event is still on the way."""
         self.pods.setdefault(made["metadata"]["name"], made)
 
     async def close(self) -> None:
@@ -85,11 +85,11 @@ class PodWatch:
                 if isinstance(error, ApiError) and error.status == GONE:
                     self._version = ""
                 else:
-                    malformed = f"an answer of the Kubernetes API is malformed: {error!r}"
+                    malformed = f"the Kubernetes API sent a malformed answer: {error!r}"
                     self.error = str(error) if isinstance(error, ApiError) else malformed
                     if self._lost_at is None:
                         self._lost_at = monotonic()
-                        logger.warning("no watch of the replicas' pods: %s", self.error)
+                        logger.warning("the watch of the replicas' pods failed: %s", self.error)
             if self._lost_at is not None or monotonic() - began < 1.0:
                 await asyncio.sleep(backoff_s(FIRST_MS, LONGEST_MS, failures, rng))
                 failures = min(failures + 1, 16)

@@ -1,7 +1,7 @@
-"""LocalSubstrate: replicas are processes of this machine, each on a port that the system chooses.
+"""LocalSubstrate: replicas are processes on this machine, each on a port that the system chooses.
 
 A replica has its own session: Ctrl-C at the controller does not reach it, and it outlives the controller. It
-is found again by its number and start time, or by the mark in its environment. Its log is a file.
+is found again by its process number and start time, or by the mark in its environment. Its log is a file.
 """
 
 from __future__ import annotations
@@ -9,11 +9,12 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
+import shutil
 import signal
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import msgspec
@@ -30,13 +31,15 @@ from ridgeline.fleet.substrates.substrate import (
 from ridgeline.options import without_settings
 from ridgeline.running import process_place, process_ticks, running
 
-KILL_GRACE_S = 5.0  # beyond the drain, for the last events of streams
+KILL_GRACE_S = 5.0  # seconds added to the drain, for the last events of streams
 POLL_S = 0.05
+CACHE = "cache"  # in a replica's folder, with separate_caches
+LONGEST_POLL_S = 1.0  # a longer one was a standstill of this process
 PROC = Path("/proc")
 
 
 class Place(msgspec.Struct, frozen=True):
-    """Of a Handle: enough to tell this process from every other."""
+    """The place of a Handle: enough to tell this process from every other."""
 
     pid: int
     ticks: int
@@ -48,7 +51,7 @@ class Place(msgspec.Struct, frozen=True):
 class LocalSubstrate:
     def __init__(self, state_dir: Path, config: LocalConfig) -> None:
         self._state_dir, self._config = state_dir, config
-        self._children: dict[int, subprocess.Popen[bytes]] = {}  # those this process started
+        self._children: dict[int, subprocess.Popen[bytes]] = {}  # processes that this process started
         self._urls: dict[str, str] = {}
         self._spawned: dict[str, float] = {}
         self._gpus: dict[str, tuple[str, ...]] = {}  # in use, by replica
@@ -61,6 +64,8 @@ class LocalSubstrate:
         path = logs / f"{spec.id}.log"
         gpus = self._free_gpus(spec)
         environment = without_settings(os.environ) | dict(spec.environment) | {MARK: spec.mark}
+        if self._config.separate_caches:
+            environment["RIDGELINE_CACHE"] = str(folder / CACHE)
         if gpus:
             environment["CUDA_VISIBLE_DEVICES"] = ",".join(gpus)
         command = (sys.executable, "-m", "ridgeline.cli.main", "serve", spec.source, *spec.flags)
@@ -83,16 +88,26 @@ class LocalSubstrate:
         place = Place(process.pid, process_ticks(process.pid) or 0, process_place(), str(path), gpus)
         return Handle(spec.id, msgspec.json.encode(place).decode())
 
+    async def adopt(self, handle: Handle, environment: Mapping[str, str] | None) -> None:
+        """Its GPUs are in use."""
+        self._gpus[handle.replica] = _place(handle).gpus
+
     async def stop(self, handle: Handle, drain_s: float) -> None:
         place = _place(handle)
-        deadline = time.monotonic() + drain_s
+        left_s = 0.0
         if drain_s > 0:
             if self._is_first_stop(handle.replica):
                 self._signal(place, signal.SIGTERM)
-            deadline += KILL_GRACE_S
-        while self._lives(place) and time.monotonic() < deadline:
+            left_s = drain_s + KILL_GRACE_S
+        read_at = time.monotonic()
+        while self._lives(place) and left_s > 0:
             await asyncio.sleep(POLL_S)
+            now = time.monotonic()
+            # While this process stood still, the replica may have too: that time does not count.
+            left_s -= min(now - read_at, LONGEST_POLL_S)
+            read_at = now
         await self._end_session(place)
+        await self._remove_cache(handle.replica)
         self._urls.pop(handle.replica, None)
         self._gpus.pop(handle.replica, None)
 
@@ -100,8 +115,10 @@ class LocalSubstrate:
         place = _place(handle)
         if not self._lives(place):
             child = self._children.get(place.pid)
-            code = None if child is None else child.poll()
             await self._end_session(place)  # its engine must not outlive it
+            # Not before: a process has ended when its first thread has, and has a code when its last one has.
+            code = None if child is None else child.returncode
+            await self._remove_cache(handle.replica)
             return Observed("exited", exit_code=code, reason=_ending(code, Path(place.log)))
         if handle.replica not in self._urls:
             record = next((one for one in running() if one.pid == place.pid), None)
@@ -116,6 +133,9 @@ class LocalSubstrate:
         return _tail(Path(_place(handle).log), last_bytes)
 
     async def find(self, fleet: str) -> Sequence[Handle]:
+        return await asyncio.to_thread(self._find, fleet)  # it reads files of every process
+
+    def _find(self, fleet: str) -> list[Handle]:
         """The oldest process of each mark: a replica's engine inherits the mark of its server."""
         found: dict[str, tuple[int, int]] = {}
         for pid, replica in _marked(fleet):
@@ -145,10 +165,6 @@ class LocalSubstrate:
     async def close(self) -> None:
         return None
 
-    def adopt(self, handle: Handle) -> None:
-        """A replica of an earlier controller: its GPUs are in use."""
-        self._gpus[handle.replica] = _place(handle).gpus
-
     def _free_gpus(self, spec: ReplicaSpec) -> tuple[str, ...]:
         wanted = spec.resources.gpus
         used = {gpu for gpus in self._gpus.values() for gpu in gpus}
@@ -159,6 +175,11 @@ class LocalSubstrate:
             )
         return tuple(free[:wanted])
 
+    async def _remove_cache(self, replica: str) -> None:
+        folder = self._state_dir / "replicas" / replica / CACHE
+        if self._config.separate_caches and folder.is_dir():
+            await asyncio.to_thread(shutil.rmtree, folder, ignore_errors=True)
+
     def _lives(self, place: Place) -> bool:
         child = self._children.get(place.pid)
         if child is not None and child.poll() is not None:
@@ -166,7 +187,7 @@ class LocalSubstrate:
         return place.place == process_place() and process_ticks(place.pid) == place.ticks
 
     def _is_first_stop(self, replica: str) -> bool:
-        """A second SIGTERM would end a replica at once: an earlier controller may have sent the first."""
+        """Send SIGTERM unless an earlier controller has: a second one would end the replica at once."""
         told = self._state_dir / "replicas" / replica / "stopping"
         try:
             told.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
@@ -176,7 +197,7 @@ class LocalSubstrate:
         return True
 
     def _signal(self, place: Place, number: signal.Signals) -> None:
-        """To this process alone, never to another one that got its number later."""
+        """Signal this process only, never another one that got its number later."""
         with contextlib.suppress(ProcessLookupError):
             process = os.pidfd_open(place.pid)
             try:
@@ -211,7 +232,7 @@ def _marked(fleet: str) -> list[tuple[int, str]]:
     for folder in PROC.glob("[0-9]*"):
         try:
             variables = (folder / "environ").read_bytes().split(b"\0")
-        except OSError:  # another user's, or gone
+        except OSError:  # another user's process, or it has ended
             continue
         pid = int(folder.name)
         found += [(pid, one.removeprefix(wanted).decode()) for one in variables if one.startswith(wanted)]
@@ -219,7 +240,7 @@ def _marked(fleet: str) -> list[tuple[int, str]]:
 
 
 def _session(leader: int) -> list[int]:
-    """The living processes of a replica's session, whose leader may be gone. Others lack the mark."""
+    """The live processes of a replica's session, whose leader may have ended. Others lack the mark."""
     found = []
     for folder in PROC.glob("[0-9]*"):
         with contextlib.suppress(OSError, ValueError, IndexError):

@@ -29,8 +29,8 @@ from ridgeline.fleet.substrates.substrate import (
     SubstrateError,
 )
 
-ANSWER_S = 5.0  # an actor that does not answer within this time is said to be silent, not dead
-KEPT_ENDINGS = 256  # of replicas that ended; the controller forgets each after some seconds
+ANSWER_S = 5.0  # seconds after which an actor that does not answer is called silent, not dead
+KEPT_ENDINGS = 256  # ended replicas to remember; the controller forgets each after some seconds
 KEPT_LOG = 65_536  # bytes of an ended replica's log that are kept here
 LOOPBACK = "127.0.0.1"
 
@@ -45,11 +45,16 @@ class RaySubstrate:
         self._ray: Any = None
         self._actors: dict[str, Any] = {}
         self._last: dict[str, Report] = {}
-        self._endings: dict[str, tuple[Observed, bytes]] = {}  # of replicas that ended, with their logs
+        self._endings: dict[str, tuple[Observed, bytes]] = {}  # ended replicas, with their logs
 
     async def start(self, spec: ReplicaSpec) -> Handle:
         await self._call(self._start, spec)
         return Handle(spec.id, spec.mark)
+
+    async def adopt(self, handle: Handle, environment: Mapping[str, str] | None) -> None:
+        """Ray drops the call of a process that ended before the actor had a node: it is made again."""
+        if environment is not None:
+            await self._call(self._begin, handle.place, environment)
 
     async def stop(self, handle: Handle, drain_s: float) -> None:
         await self._call(self._stop, handle.place, drain_s)
@@ -73,13 +78,13 @@ class RaySubstrate:
         )
 
     async def close(self) -> None:
-        """A cluster that was started here ends, with its replicas; those of another one go on."""
+        """End a cluster that was started here, with its replicas. Those of another cluster keep running."""
         if self._ray is not None:
             await asyncio.to_thread(self._ray.shutdown)
             self._ray = None
 
     async def _call(self, work: Callable[P, T], *arguments: P.args, **named: P.kwargs) -> T:
-        """In a thread, on a cluster that is connected."""
+        """Run a call in a thread, on a connected cluster."""
         if self._ray is None:
             await asyncio.to_thread(self._cluster)
             take_signals_back()
@@ -112,16 +117,24 @@ class RaySubstrate:
                 num_gpus=wanted.get("GPU", 0),
                 memory=wanted.get("memory"),
                 resources=named or None,
-                max_restarts=0,  # the controller starts another replica, under another name
+                max_restarts=0,  # the controller starts another replica with another name
                 max_concurrency=4,  # reports are answered during a drain
                 scheduling_strategy=ray.util.scheduling_strategies.PlacementGroupSchedulingStrategy(
                     placement_group=group, placement_group_bundle_index=0
                 ),
             )
-            self._actors[spec.mark] = options.remote(msgspec.json.encode(spec), self._host())
+            shown = msgspec.structs.replace(spec, environment={})
+            self._actors[spec.mark] = options.remote(msgspec.json.encode(shown), self._host())
+            self._begin(spec.mark, spec.environment)
         except (ray.exceptions.RayError, ValueError) as error:
             self._release(spec.mark)
             raise SubstrateError(f"Ray refused to start {spec.id}: {error}") from error
+
+    def _begin(self, mark: str, environment: Mapping[str, str]) -> None:
+        """By a call: Ray keeps a call's arguments no longer than it. The actor ignores a second one."""
+        actor = self._actor(mark)
+        if actor is not None:
+            actor.begin.remote(dict(environment))
 
     def _stop(self, mark: str, drain_s: float) -> None:
         ray = self._cluster()
@@ -140,7 +153,7 @@ class RaySubstrate:
             return Observed("pending", reason=self._why_pending(mark))
         actor = self._actor(mark)
         if actor is None:
-            return self._end(mark, Observed("exited", reason=f"Ray has no actor {mark} any more"))
+            return self._end(mark, Observed("exited", reason=f"Ray does not know the actor {mark}"))
         last = self._last.get(mark)
         try:
             report = msgspec.json.decode(ray.get(actor.report.remote(), timeout=ANSWER_S), type=Report)
@@ -216,7 +229,7 @@ class RaySubstrate:
         return seen
 
     def _release(self, mark: str) -> None:
-        """The actor and its group: what they reserve is free for others."""
+        """Remove the actor and its group, which frees what they reserve."""
         ray, actor = self._cluster(), self._actor(mark)
         if actor is not None:
             with contextlib.suppress(ray.exceptions.RayError, ValueError):
@@ -229,12 +242,12 @@ class RaySubstrate:
         self._last.pop(mark, None)
 
     def _host(self) -> str:
-        """The address to listen on: empty means the node's own."""
+        """The address to listen on; empty: the address of the node."""
         return LOOPBACK if self._config.address is None else ""
 
 
 def bundle(spec: ReplicaSpec, config: RayConfig) -> dict[str, float]:
-    """What Ray reserves for one replica, by resource."""
+    """The amount of each resource that Ray reserves for one replica."""
     wanted: dict[str, float] = {"CPU": float(spec.resources.cpus or 1)}
     if spec.resources.gpus:
         wanted["GPU"] = float(spec.resources.gpus)
@@ -260,7 +273,7 @@ def take_signals_back() -> None:
 
 def _connect(config: RayConfig) -> Any:
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
-    factory = logging.getLogRecordFactory()  # Ray's adds a field to every record
+    factory = logging.getLogRecordFactory()  # Ray's filter adds a field to every record
     try:
         ray = importlib.import_module("ray")
         importlib.import_module("ray.util.scheduling_strategies")
@@ -284,7 +297,7 @@ def _connect(config: RayConfig) -> Any:
         done.set()
         threading.Event().wait()
 
-    # Linux ends a cluster that is started here together with the thread that started it: this one stays.
+    # Linux ends the cluster together with the thread that started it, so this thread stays.
     threading.Thread(target=init, name="ray-init", daemon=True).start()
     done.wait()
     logging.setLogRecordFactory(factory)
@@ -295,7 +308,7 @@ def _connect(config: RayConfig) -> Any:
 
 
 def _death(error: Exception) -> str:
-    """Ray's own words: its sentence about the cause, without the actor's ids before it."""
+    """Ray's sentence about the cause, without the actor's ids before it."""
     text = " ".join(str(error).split())
     cause = re.search(r"The actor (died|is dead) because.*", text)
     return (text if cause is None else cause[0])[:300]

@@ -1,7 +1,7 @@
-"""ReplicaActor: what runs on a Ray node for one replica. It starts `ridgeline serve` and reports about it.
+"""ReplicaActor: runs on a Ray node for one replica. It starts `ridgeline serve` and reports its state.
 
-Not a part of the request's path: requests go to the server's own port. The server runs below a guard process,
-which ends it when the actor dies.
+Requests do not pass through it: they go to the server's port. The server runs below a guard process, which
+ends it when the actor dies.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import subprocess
 import sys
 import tempfile
 import threading
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from time import monotonic
 
@@ -25,11 +25,12 @@ from ridgeline.fleet.substrates.substrate import MARK, ReplicaSpec
 from ridgeline.options import without_settings
 from ridgeline.running import running
 
-KILL_GRACE_S = 5.0  # beyond the drain, for the last events of streams
+BEGIN_S = 300.0  # seconds until the environment must arrive
+KILL_GRACE_S = 5.0  # seconds added to the drain, for the last events of streams
 
 
 class Report(msgspec.Struct, frozen=True):
-    """What an actor knows about its server."""
+    """The state of an actor's server."""
 
     actor_pid: int
     pid: int | None
@@ -41,22 +42,35 @@ class Report(msgspec.Struct, frozen=True):
 
 class ReplicaActor:
     def __init__(self, spec: bytes, host: str, command: Sequence[str] = ()) -> None:
-        """spec: a ReplicaSpec in JSON. host: address to listen on; empty: the node's own in the
-        Ray cluster. command: in place of `ridgeline serve`.
+        """spec: a ReplicaSpec in JSON, without its environment: Ray keeps the arguments of a detached actor
+        for its whole life and shows them to other jobs. host: address to listen on; empty: the node's address
+        in the Ray cluster. command: runs in place of `ridgeline serve`.
         """
         self._spec = msgspec.json.decode(spec, type=ReplicaSpec)
+        self._made_at = monotonic()
         self._host, self._url, self._reason = host or _node_address(), "", ""
         self._pid: int | None = None
         self._exit_code: int | None = None
         self._ended = threading.Event()
         self._folder = Path(tempfile.mkdtemp(prefix=f"ridgeline-{self._spec.id}-"))
         self._log = self._folder / "server.log"
-        self._guard = self._start(tuple(command) or self._command())
-        self._reader = threading.Thread(target=self._read_reports, daemon=True)
-        self._reader.start()
+        self._line = tuple(command) or self._command()
+        self._guard: subprocess.Popen[bytes] | None = None
+        self._beginning = threading.Lock()
+
+    def begin(self, environment: Mapping[str, str]) -> None:
+        """Start the server with these variables, which hold the replicas' key. A second call does nothing."""
+        with self._beginning:
+            if self._guard is None and not self._ended.is_set():
+                self._guard = self._start(self._line, environment)
+                threading.Thread(target=self._read_reports, args=(self._guard,), daemon=True).start()
 
     def report(self) -> bytes:
         """A Report in JSON."""
+        if self._guard is None and not self._reason and monotonic() - self._made_at > BEGIN_S:
+            self._reason = (
+                f"no key came within {BEGIN_S:.0f} s: its controller ended in the middle of the start"
+            )
         if not self._url and self._pid is not None and not self._ended.is_set():
             self._url = next((one.url for one in running() if one.pid == self._pid), "")
         code, reason = self._exit_code, self._reason
@@ -72,8 +86,7 @@ class ReplicaActor:
 
     def stop(self, drain_s: float) -> None:
         """SIGTERM, `drain_s` seconds to finish, then SIGKILL. Returns once nothing of the server runs."""
-        assert self._guard.stdin is not None
-        if drain_s > 0:
+        if self._guard is not None and self._guard.stdin is not None and drain_s > 0:
             with contextlib.suppress(OSError):  # the guard has ended: so has the server
                 self._guard.stdin.write(b"stop\n")
                 self._guard.stdin.flush()
@@ -82,7 +95,11 @@ class ReplicaActor:
         shutil.rmtree(self._folder, ignore_errors=True)
 
     def kill(self) -> None:
-        """The end of the pipe is what the guard sees when this process dies."""
+        """The guard sees the end of this pipe when this process dies."""
+        with self._beginning:
+            if self._guard is None:
+                self._ended.set()
+                return
         assert self._guard.stdin is not None
         with contextlib.suppress(OSError):
             self._guard.stdin.close()
@@ -103,8 +120,8 @@ class ReplicaActor:
         own = (f"--host={self._host}", "--port=0", f"--state-dir={self._folder / 'state'}")
         return (sys.executable, "-m", "ridgeline.cli.main", "serve", spec.source, *spec.flags, *own)
 
-    def _start(self, command: Sequence[str]) -> subprocess.Popen[bytes]:
-        environment = without_settings(os.environ) | dict(self._spec.environment) | {MARK: self._spec.mark}
+    def _start(self, command: Sequence[str], given: Mapping[str, str]) -> subprocess.Popen[bytes]:
+        environment = without_settings(os.environ) | dict(given) | {MARK: self._spec.mark}
         guard = (sys.executable, "-m", "ridgeline.fleet.substrates.ray_guard", str(self._log))
         return subprocess.Popen(
             [*guard, *command],
@@ -114,10 +131,10 @@ class ReplicaActor:
             start_new_session=True,
         )
 
-    def _read_reports(self) -> None:
-        assert self._guard.stdout is not None
+    def _read_reports(self, guard: subprocess.Popen[bytes]) -> None:
+        assert guard.stdout is not None
         began = monotonic()
-        for line in self._guard.stdout:
+        for line in guard.stdout:
             found = json.loads(line)
             self._pid = found.get("pid", self._pid)
             self._exit_code = found.get("exit", self._exit_code)

@@ -1,9 +1,10 @@
-"""The process between a Ray actor and its server: runs the server, and ends it when the actor is gone.
+"""The process between a Ray actor and its server: runs the server, and ends it when the actor dies.
 
     python -m ridgeline.fleet.substrates.ray_guard LOG COMMAND…
 
-Standard input is a pipe from the actor: a line `stop` sends SIGTERM; its end, which any death of the actor
-brings, kills the whole session. Reports go to standard output as JSON lines: {"pid": …}, then {"exit": …}.
+Standard input is a pipe from the actor: a line `stop` sends SIGTERM; the end of the pipe, which follows any
+death of the actor, kills the whole session. Reports go to standard output as JSON lines: {"pid": …}, then
+{"exit": …}.
 """
 
 from __future__ import annotations
@@ -39,7 +40,7 @@ def main(arguments: list[str]) -> int:
 
 
 def _follow(server: subprocess.Popen[bytes]) -> None:
-    """Until the server ends or the actor is gone."""
+    """Wait until the server ends or the actor dies."""
     ended = os.pidfd_open(server.pid)
     actor = sys.stdin.fileno()
     while True:
@@ -54,7 +55,7 @@ def _follow(server: subprocess.Popen[bytes]) -> None:
 
 
 def _kill_session() -> None:
-    """The server, and its engines, which may have their own process groups."""
+    """Kill the server and its engines, which may have their own process groups."""
     own = os.getpid()
     for folder in Path("/proc").glob("[0-9]*"):
         try:
@@ -75,7 +76,7 @@ def _report(**fields: object) -> None:
         sys.stdout.write(json.dumps(fields) + "\n")
         sys.stdout.flush()
     except OSError:
-        pass  # the actor is gone
+        pass  # the actor has died
 
 
 if __name__ == "__main__":

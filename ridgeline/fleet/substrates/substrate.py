@@ -1,7 +1,7 @@
-"""Substrate: starts, stops and watches replicas. The controller decides; a substrate only carries out.
+"""Substrate: starts, stops and watches replicas. The controller decides; a substrate only acts.
 
 A handle is enough to find a replica again after the controller's restart: the controller stores it. A replica
-carries the names of its fleet and its own (`MARK`), so that `find` also returns one whose handle was lost.
+is marked with its fleet and its name (`MARK`), so that `find` also returns one whose handle was lost.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ class ReplicaSpec(msgspec.Struct, frozen=True):
     version: str
     source: str  # MODEL of `ridgeline serve`
     flags: tuple[str, ...]  # --flag=value
-    environment: Mapping[str, str]  # variables beyond the substrate's own; secrets among them
+    environment: Mapping[str, str]  # environment variables that the substrate adds to its own, with secrets
     resources: ResourcesConfig
 
     @property
@@ -35,14 +35,14 @@ class ReplicaSpec(msgspec.Struct, frozen=True):
 
 
 class Handle(msgspec.Struct, frozen=True):
-    """A replica on its substrate. `place` is read by that substrate alone."""
+    """A replica on its substrate. Only that substrate reads `place`."""
 
     replica: str
     place: str
 
 
 class Observed(msgspec.Struct, frozen=True):
-    """What a substrate knows about a replica now. Readiness is not here: the controller asks the server."""
+    """The state of a replica on its substrate. Readiness is not here: the controller asks the server."""
 
     phase: Phase
     url: str = ""  # once its port is known
@@ -53,7 +53,7 @@ class Observed(msgspec.Struct, frozen=True):
 
 
 class Capacity(msgspec.Struct, frozen=True):
-    """What replicas may use in all; None: unknown or unlimited."""
+    """What all replicas together may use; None: unknown or unlimited."""
 
     cpus: float | None = None
     memory: float | None = None  # GiB
@@ -61,12 +61,19 @@ class Capacity(msgspec.Struct, frozen=True):
 
 
 class SubstrateError(Exception):
-    """A substrate cannot do what was asked; the message says why."""
+    """A substrate cannot do what was asked. The message says why."""
 
 
 class Substrate(Protocol):
     async def start(self, spec: ReplicaSpec) -> Handle:
-        """Begin a start and return. SubstrateError: it was refused, and nothing runs."""
+        """Begin a start and return. SubstrateError if it was refused; then nothing runs."""
+        ...
+
+    async def adopt(self, handle: Handle, environment: Mapping[str, str] | None) -> None:
+        """A replica that an earlier controller started and perhaps did not start completely.
+
+        environment: as in its spec; None: it is about to be ended.
+        """
         ...
 
     async def stop(self, handle: Handle, drain_s: float) -> None:
@@ -80,11 +87,11 @@ class Substrate(Protocol):
         ...
 
     async def find(self, fleet: str) -> Sequence[Handle]:
-        """Every replica of this fleet that runs, also those that no handle is stored of."""
+        """Every running replica of this fleet, also those without a stored handle."""
         ...
 
     async def capacity(self) -> Capacity: ...
 
     async def close(self) -> None:
-        """Release connections. Replicas go on."""
+        """Release connections. Replicas keep running."""
         ...

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import urllib.request
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
@@ -90,11 +91,13 @@ async def stream(session: aiohttp.ClientSession, url: str, number: int, max_toke
 
 
 async def streams(
-    url: str, count: int, max_tokens: int, disturb: Callable[[], None] | None = None
+    url: str, count: int, max_tokens: int, disturb: Callable[[], None] | None = None, secret: str = ""
 ) -> list[Stream]:
-    """`count` streams at once; `disturb` is called when some of them have begun."""
+    """`count` streams at once; `disturb` is called when some of them have begun. secret: a gateway's key."""
+    headers = {"authorization": f"Bearer {secret}"} if secret else {}
     limits = aiohttp.ClientTimeout(total=5 * PATIENCE_S)
-    async with aiohttp.ClientSession(timeout=limits, connector=aiohttp.TCPConnector(limit=0)) as session:
+    connector = aiohttp.TCPConnector(limit=0)
+    async with aiohttp.ClientSession(timeout=limits, connector=connector, headers=headers) as session:
         tasks = [asyncio.create_task(stream(session, url, number, max_tokens)) for number in range(count)]
         if disturb is not None:
             await asyncio.sleep(1.5)
@@ -103,6 +106,20 @@ async def streams(
 
 
 def at_rest(fleet: LiveFleet) -> bool:
-    """No request and no KV block is left anywhere in the fleet."""
+    """No request and no KV block is left anywhere in the fleet, and the routers' counts agree."""
     serving = fleet.replicas("ramping", "ready")
-    return all(one["running"] + one["waiting"] + one["kv_blocks_held"] == 0 for one in serving)
+    if any(one["running"] + one["waiting"] + one["kv_blocks_held"] for one in serving):
+        return False
+    with urllib.request.urlopen(f"{fleet.url}/metrics", timeout=PATIENCE_S) as answer:
+        return counts_agree(answer.read().decode())
+
+
+def counts_agree(page: str) -> bool:
+    """Whether a router's metrics show as many ended requests as arrived ones, and none between."""
+    sums: dict[str, float] = {}
+    for line in page.splitlines():
+        if not line.startswith("#"):
+            sample, _, value = line.rpartition(" ")
+            name = sample.partition("{")[0].removeprefix("ridgeline_fleet_")
+            sums[name] = sums.get(name, 0.0) + float(value)
+    return sums["arrived_total"] == sums["requests_total"] and not sums["in_flight"] + sums["held"]

@@ -131,14 +131,16 @@ def test_a_standby_takes_over_from_a_killed_and_from_a_stopped_controller(fleet:
         replicas = {id: fleet.pid_of(id) for id in fleet.serving_ids()}
         with Streams(fleet.url) as streams:
             second = controllers.start()
-            controllers.until(lambda: "standing by" in controllers.log_of(second), "the second stands by")
+            controllers.until(
+                lambda: "standby: process" in controllers.log_of(second), "the second stands by"
+            )
             first.kill()
             controllers.leads(second)
             first.wait()
             assert {id: fleet.pid_of(id) for id in fleet.serving_ids()} == replicas
 
             third = controllers.start()
-            controllers.until(lambda: "standing by" in controllers.log_of(third), "the third stands by")
+            controllers.until(lambda: "standby: process" in controllers.log_of(third), "the third stands by")
             second.send_signal(signal.SIGSTOP)
             controllers.leads(third)
             # Routers have left the stopped controller's socket: the new one hears them.

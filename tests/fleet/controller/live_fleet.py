@@ -37,7 +37,7 @@ canary_requests = 3
 """
 
 
-SERVE = "[models.serve]\nkv_tokens = {kv_tokens}\nmax_context = 512"
+SERVE = "[models.serve]\nkv_tokens = {kv_tokens}\nmax_context = 512\ndeterministic = true"
 
 
 class LiveFleet:
@@ -95,9 +95,9 @@ class LiveFleet:
                 raise AssertionError(f"not in {patience_s:g} s: {what}\n{self.log.read_text()[-2000:]}")
             time.sleep(0.1)
 
-    def ask(self, text: str, max_tokens: int = 8) -> str:
+    def ask(self, text: str, max_tokens: int = 8, model: str = "chat") -> str:
         messages = [{"role": "user", "content": text}]
-        body = {"model": "chat", "messages": messages, "max_tokens": max_tokens, "temperature": 0}
+        body = {"model": model, "messages": messages, "max_tokens": max_tokens, "temperature": 0}
         request = urllib.request.Request(
             f"{self.url}/v1/chat/completions", json.dumps(body).encode(), {"content-type": "application/json"}
         )

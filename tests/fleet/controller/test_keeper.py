@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping, Sequence
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
 
+import msgspec
 import pytest
 
 from ridgeline.fleet.config import FleetConfig
+from ridgeline.fleet.config_models import ResourcesConfig
 from ridgeline.fleet.config_substrates import LocalConfig
 from ridgeline.fleet.controller.board import Board
 from ridgeline.fleet.controller.controller import Controller
@@ -21,8 +23,9 @@ from ridgeline.fleet.controller.life.keeper import ReplicaKeeper
 from ridgeline.fleet.controller.life.replica import Replica
 from ridgeline.fleet.controller.store import FleetStore
 from ridgeline.fleet.substrates.local import LocalSubstrate
-from ridgeline.fleet.substrates.substrate import Handle, SubstrateError
-from ridgeline.replica.messages import Load
+from ridgeline.fleet.substrates.substrate import Handle, Observed, ReplicaSpec, SubstrateError
+from ridgeline.replica.messages import Load, makes_progress
+from ridgeline.storage.errors import StorageUnavailable
 from tests.patience import PATIENCE_S
 
 
@@ -31,6 +34,9 @@ class FailingSubstrate(LocalSubstrate):
 
     failures = 0
     stops = 0
+
+    async def adopt(self, handle: Handle, environment: Mapping[str, str] | None) -> None:
+        return None
 
     async def stop(self, handle: Handle, drain_s: float) -> None:
         self.stops += 1
@@ -100,6 +106,92 @@ async def test_a_hurried_end_names_the_replicas_that_are_left(keeping: Keeping) 
     assert [one.id for one in await keeping.store.replicas()] == ["chat-1"]  # the next controller ends it
 
 
+class AmbiguousSubstrate(FailingSubstrate):
+    """A start is carried out, but not answered."""
+
+    def __init__(self, *given: Any) -> None:
+        super().__init__(*given)
+        self.runs: dict[str, Handle] = {}
+
+    async def start(self, spec: ReplicaSpec) -> Handle:
+        self.runs[spec.id] = Handle(spec.id, "somewhere")
+        raise SubstrateError("the API does not answer")
+
+    async def stop(self, handle: Handle, drain_s: float) -> None:
+        await super().stop(handle, drain_s)
+        self.runs.pop(handle.replica, None)
+
+    async def find(self, fleet: str) -> Sequence[Handle]:
+        return list(self.runs.values())
+
+
+async def test_a_replica_whose_start_was_not_answered_is_found_and_ended(
+    keeping: Keeping, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(keeper_module, "LOST_SHOWN_S", 0.0)
+    substrate = AmbiguousSubstrate(tmp_path, LocalConfig())
+    keeping.keeper._substrate = keeping.substrate = substrate
+    spec = ReplicaSpec("f", "chat-1", "chat", "v1", "source", (), {}, ResourcesConfig())
+    substrate.runs["chat-2"] = (await keeping.add("chat-2")).handle or Handle("chat-2", "")
+    await keeping.keeper.start(spec)
+    async with asyncio.timeout(PATIENCE_S):
+        while "chat-1" in keeping.keeper.replicas:  # its record is removed first
+            await keeping.keeper.look(keeping.keeper.replicas["chat-1"])
+            await asyncio.sleep(0.01)
+        assert sorted(substrate.runs) == ["chat-1", "chat-2"]
+        keeping.keeper._orphans_at = 0.0
+        while "chat-1" in substrate.runs:
+            keeping.keeper.look_for_orphans("f")
+            await asyncio.sleep(0.01)
+    assert list(substrate.runs) == ["chat-2"]  # it has a record
+    assert "chat-1 runs without a record and is ended" in [event.text for event in keeping.board.recent]
+
+
+async def test_what_cannot_be_written_down_is_neither_started_nor_drained(
+    keeping: Keeping, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    serving = await keeping.add("chat-1")
+    serving.ready_since = serving.since
+
+    async def full(*given: object) -> None:
+        raise StorageUnavailable("the state directory is full", OSError(28, "No space left on device"))
+
+    monkeypatch.setattr(keeping.store, "add_event", full)
+    spec = ReplicaSpec("f", "chat-2", "chat", "v1", "source", (), {}, ResourcesConfig())
+    with pytest.raises(StorageUnavailable):
+        await keeping.keeper.start(spec)
+    with pytest.raises(StorageUnavailable):
+        await keeping.keeper.drain(serving, "asked for")
+    assert [(one.id, one.state) for one in keeping.keeper.replicas.values()] == [("chat-1", "ready")]
+    monkeypatch.undo()
+    await keeping.keeper.drain(serving, "asked for")
+    async with asyncio.timeout(PATIENCE_S):
+        await keeping.keeper.all_ended()
+    assert keeping.substrate.stops == 1
+
+
+class StartingSubstrate(FailingSubstrate):
+    async def poll(self, handle: Handle) -> Observed:
+        return Observed("running", reason="it has not bound its port yet")
+
+    async def find(self, fleet: str) -> Sequence[Handle]:
+        return []
+
+
+async def test_a_replica_that_starts_is_not_lost_because_the_clock_was_set(
+    keeping: Keeping, tmp_path: Path
+) -> None:
+    keeping.keeper._substrate = keeping.substrate = StartingSubstrate(tmp_path, LocalConfig())
+    stored = (await keeping.add("chat-1")).stored()
+    keeping.keeper.replicas.clear()
+    hour_ago = msgspec.structs.replace(stored, state="starting", created=time.time() - 3600.0)
+    await keeping.store.save_replica(hour_ago)
+    await keeping.keeper.adopt("f", {"chat": {}})
+    replica = keeping.keeper.replicas["chat-1"]
+    await keeping.keeper.look(replica)
+    assert (replica.state, replica.reason) == ("starting", "it has not bound its port yet")
+
+
 def test_a_controller_that_was_paused_does_not_take_its_own_silence_for_the_replicas() -> None:
     replica = Replica("chat-1", "chat", "v1", 0.0)
     replica.hear(Load(0, "ready", 1, 0, 0, 0, 0, 1, 1, 0, 0, 0, 0, 0), 10.0)
@@ -111,3 +203,27 @@ def test_a_controller_that_was_paused_does_not_take_its_own_silence_for_the_repl
     controller.excuse(39.0)
     assert not replica.stalled(50.0, stall_s=30.0)
     assert replica.stalled(80.0, stall_s=30.0)
+
+
+def test_a_long_step_is_no_stall_while_the_engine_answers() -> None:
+    replica = Replica("chat-1", "chat", "v1", 0.0)
+    for second in range(50):
+        beat = min(second, 20)  # its engine's process is stopped after 20 s
+        line = Load(0, "ready", 1, 0, 0, 0, 0, 1, 1, 0, 0, 0, 0, 0, beats=beat, step_s=float(second))
+        replica.hear(line, float(second))
+        assert bool(replica.stalled(float(second), stall_s=15.0)) is (second > 35), second
+
+
+def test_an_engine_that_is_stopped_in_its_first_step_stands_still() -> None:
+    """Its figures are from before the step: no request runs. The server knows of one."""
+
+    def load(turns: int, accepted: int = 1) -> Load:
+        counts = dict.fromkeys(
+            ("running", "waiting", "queued_tokens", "kv_blocks_held", "kv_blocks_cached"), 0
+        )
+        more = dict.fromkeys(("ended", "prompt_tokens", "output_tokens", "prefix_queries", "prefix_hits"), 0)
+        return Load(seq=0, state="ready", steps=1, accepted=accepted, turns=turns, **counts, **more)
+
+    assert makes_progress(load(5), load(6), 60.0)  # its loop turns: a grammar is compiled
+    assert not makes_progress(load(5), load(5), 60.0)
+    assert makes_progress(load(5, accepted=0), load(5, accepted=0), 60.0)  # idle

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import urllib.error
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -25,7 +26,8 @@ def test_a_fleet_survives_its_parts_and_leaves_no_process(fleet: LiveFleet) -> N
     fleet.fleet = status["fleet"]
     first = fleet.ask("Name a colour.")
     shown = fleet.run("status", "--once").stdout
-    assert all(word in shown for word in ("chat-1", "chat-2", "2 of 2 serve", "first_token", "spawn"))
+    assert all(word in shown for word in ("chat-1", "chat-2", "2 of 2 serve", "first_token"))
+    assert all("spawn" in one["segments"] for one in status["replicas"])  # too short to be shown
 
     # A second controller on the same directory is refused.
     second = fleet.run("up", str(fleet.file))
@@ -90,5 +92,41 @@ def test_a_version_that_cannot_start_is_rolled_back_and_the_old_one_serves(fleet
     assert "failed to start" in rolled.stdout
     assert fleet.status()["models"][0]["version"] == old
     assert fleet.serving() == 2
+    assert fleet.run("down").returncode == 0
+    assert fleet.pids() == []
+
+
+@pytest.mark.slow
+def test_a_model_is_added_and_removed_without_a_restart(fleet: LiveFleet) -> None:
+    fleet.up()
+    fleet.fleet = fleet.status()["fleet"]
+    before, processes = fleet.serving_ids(), set(fleet.pids())
+    text = fleet.file.read_text()
+    second = '[[models]]\nname = "other"\nsource = "smollm2-135m"\n[models.serve]\nkv_tokens = 2048\n'
+    fleet.file.write_text(text + second)
+    assert fleet.run("roll").stdout == "other: added; its replicas start\n"
+    fleet.until(lambda: fleet.serving() == 3, "the replica of the new model serves")
+    assert fleet.ask("Name a colour.", model="other")
+    fleet.file.write_text(text)
+    assert fleet.run("roll").stdout == "other: removed; its replicas drain\n"
+    fleet.until(lambda: len(fleet.status()["replicas"]) == 2, "its replica has ended")
+    with pytest.raises(urllib.error.HTTPError, match="404"):
+        fleet.ask("Name a colour.", model="other")
+    assert (fleet.serving_ids(), set(fleet.pids())) == (before, processes)
+    assert fleet.ask("Name a colour.")
+    assert fleet.run("down").returncode == 0
+    assert fleet.pids() == []
+
+
+@pytest.mark.slow
+def test_a_roll_without_traffic_is_judged_by_a_probe(fleet: LiveFleet) -> None:
+    fleet.file.write_text(fleet.file.read_text().replace("canary_s", "judge_s = 1.0\ncanary_s"))
+    fleet.up()
+    fleet.fleet = fleet.status()["fleet"]
+    rolled = fleet.run("roll", "chat", "--set", "kv_tokens=4096", "--wait")
+    assert (rolled.returncode, "done" in rolled.stdout) == (0, True), rolled.stdout
+    told = [event["text"] for event in fleet.client.get("/fleet/events")["events"]]
+    assert any("no traffic to judge by; chat-3 is probed" in text for text in told), told
+    assert any("no traffic to judge by; the canary generated when probed" in text for text in told), told
     assert fleet.run("down").returncode == 0
     assert fleet.pids() == []

@@ -6,7 +6,10 @@ import asyncio
 import os
 import secrets
 import sys
+import threading
+import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import msgspec
 import pytest
@@ -102,6 +105,18 @@ async def test_a_killed_replicas_engine_is_ended_too(program: Path, tmp_path: Pa
             await asyncio.sleep(0.01)
 
 
+async def test_how_a_replica_ended_is_known_though_its_threads_end_after_it(
+    program: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A killed process counts as ended with its first thread, and can be waited for with its last."""
+    substrate = LocalSubstrate(tmp_path, LocalConfig())
+    handle = await substrate.start(spec("m-1", tmp_path))
+    await child_of("m-1", tmp_path)
+    monkeypatch.setattr(local, "process_ticks", lambda pid: None)  # its first thread has ended
+    seen = await substrate.poll(handle)
+    assert (seen.phase, seen.exit_code, seen.reason) == ("exited", -9, "signal 9")
+
+
 async def test_another_controller_finds_the_replicas_of_its_own_fleet(program: Path, tmp_path: Path) -> None:
     first = LocalSubstrate(tmp_path, LocalConfig())
     handles = [await first.start(spec(id, tmp_path)) for id in ("m-1", "m-2")]
@@ -136,3 +151,64 @@ async def test_gpus_are_given_to_one_replica_at_a_time(program: Path, tmp_path: 
     await substrate.stop(one, 0.0)
     two = await substrate.start(spec("m-2", tmp_path, gpus=1))
     await substrate.stop(two, 0.0)
+
+
+async def test_a_time_for_which_everything_stood_still_does_not_end_a_drain(
+    tmp_path: Path, program: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A frozen container: controller and replica go on together, when the deadline is long over."""
+    monkeypatch.setattr(local, "LONGEST_POLL_S", 0.1)
+    monkeypatch.setattr(local, "KILL_GRACE_S", PATIENCE_S)
+    said, told = tmp_path / "said", tmp_path / "told"
+    program.write_text(
+        f"#!/bin/sh\ntrap 'touch {told}' TERM\ntouch {said}\nwhile ! [ -e {told} ]; do sleep 0.05; done\n"
+        f"sleep 0.5\necho bye > {said}\n"
+    )
+    substrate = LocalSubstrate(tmp_path, LocalConfig())
+    handle = await substrate.start(spec("m-1", tmp_path))
+    async with asyncio.timeout(PATIENCE_S):
+        while not said.exists():
+            await asyncio.sleep(0.01)
+    draining = asyncio.create_task(substrate.stop(handle, 0.5))
+    await asyncio.sleep(0.1)
+    later = SimpleNamespace(monotonic=lambda: time.monotonic() + 10 * PATIENCE_S)
+    monkeypatch.setattr(local, "time", later)
+    await draining
+    assert said.read_text() == "bye\n"
+
+
+async def test_a_replica_that_ignores_its_end_is_killed_after_the_drain(
+    tmp_path: Path, program: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(local, "KILL_GRACE_S", 0.1)
+    program.write_text("#!/bin/sh\ntrap '' TERM\nwhile :; do sleep 0.05; done\n")
+    substrate = LocalSubstrate(tmp_path, LocalConfig())
+    handle = await substrate.start(spec("m-1", tmp_path))
+    async with asyncio.timeout(PATIENCE_S):
+        await substrate.stop(handle, 0.1)
+    assert (await substrate.poll(handle)).phase == "exited"
+
+
+async def test_the_gpus_of_an_adopted_replica_are_in_use(program: Path, tmp_path: Path) -> None:
+    config = LocalConfig(gpus=("0",))
+    handle = await LocalSubstrate(tmp_path, config).start(spec("m-1", tmp_path, gpus=1))
+    second = LocalSubstrate(tmp_path, config)
+    await second.adopt(handle, {})
+    with pytest.raises(SubstrateError, match="m-2 needs 1 GPUs; 0 of"):
+        await second.start(spec("m-2", tmp_path, gpus=1))
+    await second.stop(handle, 0.0)
+
+
+async def test_a_search_for_replicas_leaves_the_event_loop_free(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    threads: list[threading.Thread] = []
+
+    def marked(fleet: str) -> list[tuple[int, str]]:
+        threads.append(threading.current_thread())
+        return []
+
+    monkeypatch.setattr(local, "_marked", marked)
+    assert await LocalSubstrate(tmp_path, LocalConfig()).find(FLEET) == []
+    assert threads != [threading.current_thread()]
+    assert len(threads) == 1

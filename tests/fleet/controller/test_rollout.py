@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -100,7 +101,7 @@ def test_a_canary_gets_a_small_share_until_it_has_been_judged() -> None:
     one.step()
     assert one.new == [False]
     one.all_ready()
-    assert one.rollout.step(*one.counts(), 4, 100, 0.0).new_weight == 0.1
+    assert one.rollout.step(*one.counts(), 4, 100, 0.0).new_weight == pytest.approx(0.1 * 4 / 0.9)
     one.now = 29.0
     one.outcome("b", 20)
     one.step()
@@ -110,12 +111,67 @@ def test_a_canary_gets_a_small_share_until_it_has_been_judged() -> None:
     assert one.rollout.phase == "rolling"
 
 
-def test_a_canary_without_requests_is_passed_only_after_judge_s() -> None:
+@pytest.mark.parametrize(
+    ("replicas", "canary", "share"),
+    [(1, 0.1, 0.1), (4, 0.1, 0.1), (2, 0.3, 0.3), (4, 0.5, 1 / 5), (100, 0.1, 1 / 101)],
+)
+def test_a_canary_gets_its_share_of_all_requests_or_as_many_as_another(
+    replicas: int, canary: float, share: float
+) -> None:
+    one = world(replicas, canary=canary)
+    one.step()
+    one.all_ready()
+    weight = one.rollout.step(*one.counts(), replicas, 1000, 0.0).new_weight
+    assert weight / (weight + replicas) == pytest.approx(share)
+
+
+def unvisited() -> World:
+    """A canary that no request has reached in judge_s."""
     one = world(canary_s=1.0, judge_s=100.0)
     one.step()
     one.all_ready()
-    for now, phase in ((0.0, "canary"), (50.0, "canary"), (101.0, "rolling")):
+    for now in (0.0, 50.0):
         one.now = now
+        assert not one.rollout.step(*one.counts(), 4, 100, now).probe
+    one.now = 101.0
+    step = one.rollout.step(*one.counts(), 4, 100, one.now)
+    assert (step.probe, one.rollout.phase) == (True, "canary")
+    assert step.new_weight < 1.0
+    return one
+
+
+def test_a_canary_without_requests_is_judged_by_a_probe() -> None:
+    one = unvisited()
+    one.step()
+    assert one.rollout.phase == "canary"  # it waits for the probe
+    one.rollout.probed("")
+    one.step()
+    assert one.rollout.phase == "rolling"
+    assert "no traffic to judge by; the canary generated when probed" in one.notes[-1]
+
+
+def test_a_canary_that_fails_its_probe_is_turned_back() -> None:
+    one = unvisited()
+    one.rollout.probed("POST /v1/completions: status 500")
+    one.step()
+    assert one.rollout.phase == "rolling_back"
+    assert "no traffic to judge by, and the canary failed a probe: POST" in one.notes[-1]
+
+
+def test_a_canary_that_starts_again_is_not_probed_before_it_serves() -> None:
+    one = unvisited()
+    for counts, probe in ((Counts(), False), (Counts(starting=1), False), (Counts(serving=1), True)):
+        assert one.rollout.step(one.counts()[0], counts, 4, 100, one.now).probe is probe
+
+
+def test_few_requests_decide_where_no_more_come() -> None:
+    for errors, phase in ((0, "rolling"), (3, "rolling_back")):
+        one = world(canary_s=1.0, judge_s=100.0, canary_requests=20)
+        one.step()
+        one.all_ready()
+        one.step()
+        one.outcome("b", 3, errors=errors)
+        one.now = 101.0
         one.step()
         assert one.rollout.phase == phase
 
@@ -131,7 +187,7 @@ def test_a_higher_error_rate_turns_it_back_and_the_old_version_keeps_serving() -
     one.outcome("b", 100, errors=8)
     one.step()
     assert one.rollout.phase == "rolling_back"
-    assert "error rate 5.0% (10 of 200) against 1.0%" in one.notes[-1]
+    assert "error rate 5.0% (10 of 200), 1.0% of the old version" in one.notes[-1]
     for _ in range(5):
         one.step()
     assert one.rollout.phase == "rolled_back"
@@ -157,7 +213,7 @@ def test_a_slow_canary_turns_it_back() -> None:
     one.outcome("b", 20, ttft_ms=201.0)
     one.step()
     assert one.rollout.phase == "rolling_back"
-    assert "201 ms against 100 ms" in one.notes[-1]
+    assert "201 ms, 100 ms of the old version" in one.notes[-1]
 
 
 def test_failed_starts_turn_it_back_and_a_start_that_never_ends_does_too() -> None:

@@ -146,7 +146,7 @@ async def test_what_a_controller_stored_the_next_one_reads(tmp_path: Path) -> No
     await store.lease.try_take()
     fleet = await store.fleet_id()
     numbers = [await store.count("a") for _ in range(3)]
-    one = StoredReplica("a-3", "a", "v", "ready", 5.0, "{}", "e", {"spawn": 0.5})
+    one = StoredReplica("a-3", "a", "v", "ready", 5.0, "{}", "e", {"spawn": 0.5}, "eu-west", "spot")
     await store.save_replica(one)
     await store.save_model("a", b"{}")
     for number in range(120):

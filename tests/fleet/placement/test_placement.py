@@ -232,10 +232,18 @@ def test_failover_goes_to_the_nearest_allowed_region() -> None:
     assert failover_order(file, PlacedModel("m"), "us", REGIONS)[0] == "us-east"
 
 
-def test_a_lost_region_adds_at_most_a_tenth_of_retries() -> None:
+def test_a_region_that_fails_requests_adds_at_most_a_tenth_of_retries_to_the_others() -> None:
     failover = GeoFailover(clock=lambda: 0.0)
-    order, tried = ["eu-west", "eu-north", "us-east"], 0
-    for _ in range(1000):  # the first region fails every time, unknown to the router
-        tried += len(list(failover.tries(order))) - 1
-    assert 100 <= tried <= 100 + 10 + 1
-    assert next(failover.tries(order, down={"eu-west"})) == "eu-north"  # known to be down: no retry
+    for _ in range(1000):  # the region fails every request, and the router does not know that it is down
+        failover.request()
+        if failover.may_leave({"eu-west"}, REGIONS):
+            failover.went({"eu-west"}, REGIONS, "eu-north")
+    assert 100 <= failover.moves == failover.paid <= 100 + 10
+    assert not failover.may_leave({"eu-west"}, REGIONS)
+    for _ in range(50):  # known to be down: no retry is paid for
+        assert failover.may_leave({"eu-west"}, {"eu-north"})
+        failover.went({"eu-west"}, {"eu-north"}, "eu-north")
+    assert failover.paid <= 110 < failover.moves
+    moved = failover.moves
+    failover.went({"eu-west"}, REGIONS, "eu-west")  # another replica of the same region
+    assert failover.moves == moved

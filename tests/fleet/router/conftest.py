@@ -21,6 +21,7 @@ from ridgeline.proxy.json_fields import read_fields
 from tests.fleet.router.controller_socket import ControllerSocket
 from tests.fleet.router.scripted_replica import MODEL, ScriptedReplica
 from tests.patience import PATIENCE_S
+from tests.ports import free_port
 
 
 async def until(condition: Callable[[], Any], what: str = "the condition") -> None:
@@ -39,7 +40,9 @@ class Stage:
     routers: list[FleetRouter] = field(default_factory=list)
 
     async def add(self, count: int = 1, **options: Any) -> list[ScriptedReplica]:
-        made = [await ScriptedReplica(f"r{len(self.replicas) + n}", **options).start() for n in range(count)]
+        names = [f"r{len(self.replicas) + n}" for n in range(count)]
+        # Not any port: one that dies may come back on it, and no other program gets it meanwhile.
+        made = [await ScriptedReplica(name, **options).start(free_port()) for name in names]
         self.replicas += made
         self.publish()
         return made
@@ -47,8 +50,9 @@ class Stage:
     def publish(self, *gone: ScriptedReplica) -> None:
         self.controller.set(*(one.entry() for one in self.replicas if one not in gone))
 
-    async def router(self, **tuning: Any) -> FleetRouter:
-        router = FleetRouter(control_origin(self.controller.path), tuning=FleetTuning(**tuning))
+    async def router(self, region: str = "", **tuning: Any) -> FleetRouter:
+        origin = control_origin(self.controller.path)
+        router = FleetRouter(origin, tuning=FleetTuning(**tuning), region=region)
         self.routers.append(router)
         router.start()
         await until(lambda: router.has_table, "a table")
@@ -65,7 +69,7 @@ class Stage:
 
 @pytest.fixture
 async def stage(tmp_path: Path) -> AsyncIterator[Stage]:
-    model = ModelEntry(MODEL, aliases=("alias", "outer"), max_held=4, hold_s=30.0, cold_s=30.0)
+    model = ModelEntry(MODEL, aliases=("alias", "outer"), max_held=4, hold_s=PATIENCE_S, cold_s=PATIENCE_S)
     controller = await ControllerSocket(tmp_path / "controller.sock", model).start()
     made = Stage(controller)
     yield made

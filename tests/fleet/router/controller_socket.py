@@ -15,6 +15,7 @@ class ControllerSocket:
     def __init__(self, path: Path, model: ModelEntry) -> None:
         self.path, self.model = path, model
         self.table = Table(0, (model,), ())
+        self.latency_ms: dict[str, dict[str, float]] = {}
         self.demands: list[Demand] = []
         self._changed = asyncio.Event()
         self._http = SmallHttp(self._answer)
@@ -28,9 +29,22 @@ class ControllerSocket:
         await self._http.stop()
         self.path.unlink(missing_ok=True)
 
-    def set(self, *replicas: ReplicaEntry, model: ModelEntry | None = None, key: str = "") -> None:
+    def set(
+        self,
+        *replicas: ReplicaEntry,
+        model: ModelEntry | None = None,
+        key: str = "",
+        is_removed: bool = False,
+    ) -> None:
+        """is_removed: the table no longer has the model."""
         self.model = model or self.model
-        self.table = Table(self.table.generation + 1, (self.model,), replicas, key or self.table.key)
+        self.table = Table(
+            self.table.generation + 1,
+            () if is_removed else (self.model,),
+            replicas,
+            key or self.table.key,
+            latency_ms=self.latency_ms,
+        )
         changed, self._changed = self._changed, asyncio.Event()
         changed.set()
 

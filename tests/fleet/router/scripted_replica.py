@@ -20,16 +20,21 @@ MODEL = "counter"
 
 
 class ScriptedReplica:
-    def __init__(self, id: str, *, epoch: str = "", version: str = "v1", max_running: int = 4) -> None:
+    def __init__(
+        self, id: str, *, epoch: str = "", version: str = "v1", max_running: int = 4, region: str = ""
+    ) -> None:
         self.id, self.epoch, self.version, self.max_running = id, epoch or f"epoch-{id}", version, max_running
+        self.region = region
         self.feeds: list[str] = []  # paths of feed requests
         self.bodies: list[dict] = []
         self.headers: list[dict[str, str]] = []
         self.states: list[ResumeState] = []  # of resumed streams
-        self.steps = 0
+        self.steps = self.unanswered = 0
         self.running = 0
         self.moves = True  # whether its steps go on
+        self.is_alive, self.beats, self.step_s = True, 0, 0.0  # whether its engine's process answers
         self.sends_load = True
+        self.is_cut_off = False  # connections are accepted, and nothing is ever answered
         self.status = 200
         self.tokens = 8
         self.event = b'data: {"token":%d}\n\n'
@@ -38,6 +43,8 @@ class ScriptedReplica:
         self.gate_at = 4
         self.fault: Callable[[Asked, int], Awaitable[bool]] | None = None  # before each token; True: ended
         self.events: asyncio.Queue[bytes] = asyncio.Queue()  # further lines of the feed
+        self.extra: dict[str, object] = {}  # further fields of a whole answer
+        self.adopted: tuple[str, ...] = ()  # responses that it stores and another replica began
         self.ending = b"data: [DONE]\n\n"
         self._http = SmallHttp(self._answer)
 
@@ -61,10 +68,14 @@ class ScriptedReplica:
             "state": "ready",
             "epoch": self.epoch,
             "version": self.version,
+            "region": self.region,
         }
         return ReplicaEntry(**{**values, **changes})
 
     async def _answer(self, asked: Asked) -> None:
+        if self.is_cut_off:
+            self.unanswered += 1
+            await asyncio.Event().wait()
         if asked.path.startswith("/replica/feed"):
             await self._feed(asked)
             return
@@ -89,7 +100,7 @@ class ScriptedReplica:
             else:
                 if self.gate is not None:
                     await self.gate.wait()
-                answer = {"replica": self.id, "text": "".join(map(str, range(self.tokens)))}
+                answer = {"replica": self.id, "text": "".join(map(str, range(self.tokens))), **self.extra}
                 asked.whole(200, msgspec.json.encode(answer), "content-type: application/json")
         finally:
             self.running -= 1
@@ -101,6 +112,8 @@ class ScriptedReplica:
         for token in range(done, self.tokens):
             if self.gate is not None and token == self.gate_at:
                 await self.gate.wait()
+            if self.is_cut_off:
+                await asyncio.Event().wait()
             if self.fault is not None and await self.fault(asked, token):
                 return
             event = self.event % token
@@ -122,11 +135,15 @@ class ScriptedReplica:
             started = Started(
                 self.epoch, 1, MODEL, (MODEL, "alias"), self.version, self.max_running, 64, 16, {}
             )
+            started = msgspec.structs.replace(started, adopted=self.adopted)
             await asked.piece(encode_line(started))
             await asked.piece(encode_line(Snapshot(0, ())))
         while True:
+            if self.is_cut_off:
+                await asyncio.Event().wait()
             if self.sends_load:
                 self.steps += self.moves
+                self.beats += self.is_alive
                 await asked.piece(encode_line(self.load()))
             try:
                 await asked.piece(await asyncio.wait_for(self.events.get(), 0.02))
@@ -134,4 +151,5 @@ class ScriptedReplica:
                 continue
 
     def load(self) -> Load:
-        return Load(0, "ready", self.running, 0, 0, 0, 0, self.steps, 0, 0, 0, 0, 0, 0)
+        counts = (self.running, 0, 0, 0, 0, self.steps, 0, 0, 0, 0, 0, 0)
+        return Load(0, "ready", *counts, (), self.beats, self.step_s, adopted=self.adopted)

@@ -17,15 +17,14 @@ import pytest
 
 from ridgeline.fleet.messages import ModelEntry
 from ridgeline.fleet.queueing.durable import DurableQueue
-from ridgeline.fleet.router.app import RouterApp, read_held
+from ridgeline.fleet.router.app import RouterApp
 from ridgeline.fleet.router.config import RouterConfig
-from ridgeline.fleet.router.durable_hold import DurableHold
+from ridgeline.fleet.router.durable.durable_hold import DurableHold
+from ridgeline.fleet.router.durable.read_held import read_held
 from ridgeline.fleet.router.process import config_line, open_journal, router_command
-from ridgeline.web.connection import ConnectionLimits
-from ridgeline.web.listener import HttpServer
 from tests.fleet.router.conftest import Stage, counted, until
 from tests.fleet.router.scripted_replica import MODEL
-from tests.fleet.router.test_router_app import listening
+from tests.fleet.router.served import listening, served
 from tests.patience import PATIENCE_S
 
 PATH = "/v1/chat/completions"
@@ -58,19 +57,11 @@ async def front(stage: Stage, folder: Path, *keys: str) -> AsyncIterator[httpx.A
     router = await stage.router()
     hold = DurableHold(router, open_journal(config), lambda held: read_held(held, PATIENCE_S))
     hold.start()
-    listener = listening()
-    listener.setblocking(False)
-    server = HttpServer(RouterApp(router, config, hold), ConnectionLimits(64 << 10, 10.0, 100, None))
-    serving = asyncio.create_task(server.serve(sockets=[listener]))
-    url = f"http://127.0.0.1:{listener.getsockname()[1]}"
-    try:
-        async with httpx.AsyncClient(base_url=url, timeout=PATIENCE_S) as client:
-            await until(lambda: server.started, "the listener")
+    async with served(RouterApp(router, config, hold)) as client:
+        try:
             yield client
-    finally:
-        await hold.stop()
-        server.should_exit = True
-        await serving
+        finally:
+            await hold.stop()
 
 
 async def is_waiting(client: httpx.AsyncClient, name: str, **headers: Any) -> dict[str, Any]:
@@ -86,6 +77,8 @@ async def is_waiting(client: httpx.AsyncClient, name: str, **headers: Any) -> di
 async def test_a_held_request_is_answered_and_its_key_gives_the_same_answer_again(
     stage: Stage, durable: ModelEntry, tmp_path: Path
 ) -> None:
+    # The request without a key waits on when a replica is ready, and then against hold_s.
+    stage.controller.set(model=msgspec.structs.replace(durable, hold_s=PATIENCE_S))
     async with front(stage, tmp_path / "held") as client:
         asked = asyncio.create_task(client.post(PATH, json=chat(), headers=key(1)))
         shown = await is_waiting(client, "key 1")
@@ -171,7 +164,27 @@ async def test_a_wait_beyond_cold_s_is_a_503_and_the_key_starts_a_new_request(
         assert (refused.status_code, "retry-after" in refused.headers) == (503, True)
         assert (await client.get("/fleet/held/key 1")).status_code == 404
         await stage.add()
+        await stage.heard(stage.routers[0])
         assert (await client.post(PATH, json=chat(), headers=key(1))).status_code == 200
+
+
+async def test_a_replica_that_residency_bars_leaves_its_model_cold(
+    stage: Stage, durable: ModelEntry, tmp_path: Path
+) -> None:
+    stage.controller.set(
+        model=msgspec.structs.replace(durable, residency=("eu",), regions=("eu",), max_held=2)
+    )
+    (barred,) = await stage.add(region="us")
+    async with front(stage, tmp_path / "held") as client:
+        asked = asyncio.create_task(client.post(PATH, json=chat(), headers=key(1)))
+        assert (await is_waiting(client, "key 1"))["position"] == 1
+        plain = asyncio.create_task(client.post(PATH, json=chat(2)))
+        await until(lambda: stage.routers[0].held.count(MODEL) == 2, "both requests")
+        full = await client.post(PATH, json=chat(3), headers=key(3))  # also by those without a key
+        assert (full.status_code, full.json()["error"]["code"]) == (429, "queue_full")
+        (allowed,) = await stage.add(region="eu")
+        assert [(await one).status_code for one in (asked, plain)] == [200, 200]
+        assert (len(barred.bodies), len(allowed.bodies)) == (0, 2)
 
 
 async def test_without_its_journal_a_router_refuses_what_it_cannot_keep(
@@ -264,3 +277,40 @@ def held_in(stage: Stage) -> list[int]:
 
 def held_of(stage: Stage) -> int:
     return max(held_in(stage), default=0)
+
+
+async def test_the_journal_has_figures_and_a_replayed_request_is_no_new_demand(
+    stage: Stage, durable: ModelEntry, tmp_path: Path
+) -> None:
+    async def figures(client: httpx.AsyncClient) -> dict[str, float]:
+        lines = (await client.get("/metrics")).text.splitlines()
+        values = dict(line.rsplit(" ", 1) for line in lines if not line.startswith("#"))
+        return {name.removeprefix("ridgeline_fleet_"): float(value) for name, value in values.items()}
+
+    arrived = f'arrived_total{{model="{MODEL}",router="router"}}'
+    async with front(stage, tmp_path / "held") as client:
+        asked = [asyncio.create_task(client.post(PATH, json=chat(n), headers=key(n))) for n in range(2)]
+        async with asyncio.timeout(PATIENCE_S):
+            while (seen := await figures(client)).get(
+                arrived
+            ) != 2:  # they are sent once they are on the disk
+                await asyncio.sleep(0.01)
+        assert (seen["journal_waiting"], seen['journal_appended_total{router="router"}']) == (2, 2)
+        assert seen["journal_oldest_seconds"] > 0
+        assert seen["journal_bytes"] > 100
+        oldest = seen["journal_oldest_seconds"]
+    await asyncio.gather(*asked, return_exceptions=True)
+    await stage.routers[0].stop()
+    stage.controller.demands.clear()
+    async with front(stage, tmp_path / "held") as client:
+        seen = await figures(client)
+        assert (seen["journal_waiting"], seen['journal_replayed_total{router="router"}']) == (2, 2)
+        assert seen["journal_oldest_seconds"] >= oldest
+        await stage.add()
+        for n in range(2):
+            assert (await client.post(PATH, json=chat(n), headers=key(n))).status_code == 200
+        seen = await figures(client)
+        assert (seen["journal_waiting"], seen["journal_answers"], seen[arrived]) == (0, 2, 0)
+        assert seen[f'requests_total{{model="{MODEL}",outcome="ok",router="router"}}'] == 2
+        await until(lambda: stage.controller.demands, "a report of demand")
+        assert sum(of.arrived for one in stage.controller.demands for of in one.models) == 0

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import asyncio
 
+import msgspec
 import pytest
 
-from ridgeline.fleet.messages import ModelEntry
+from ridgeline.fleet.messages import ModelEntry, VersionOutcome
 from ridgeline.proxy.errors import NoReplica, QueueRefused
 from ridgeline.replica.messages import Stored, encode_line
 from ridgeline.replica.prompt_blocks import prefix_root, prompt_blocks
 from tests.fleet.router.conftest import Stage, ask, counted, request, until
 from tests.fleet.router.scripted_replica import MODEL, ScriptedReplica
+from tests.patience import PATIENCE_S
 
 
 async def test_a_request_reaches_a_replica_with_the_fleets_key_and_comes_back_whole(stage: Stage) -> None:
@@ -98,7 +100,7 @@ async def test_a_held_request_expires_after_its_budget(stage: Stage) -> None:
 
 
 async def test_a_cold_model_holds_its_request_and_tells_the_controller_at_once(stage: Stage) -> None:
-    model = ModelEntry(MODEL, hold_s=0.1, cold_s=60.0, target=0)
+    model = ModelEntry(MODEL, hold_s=0.1, cold_s=PATIENCE_S, target=0)
     stage.controller.set(model=model)
     router = await stage.router(demand_s=30.0)
     await until(lambda: router.held[MODEL].is_cold, "a cold model")
@@ -106,8 +108,9 @@ async def test_a_cold_model_holds_its_request_and_tells_the_controller_at_once(s
     await until(lambda: any(one.models[0].held == 1 for one in stage.controller.demands), "a demand")
     await asyncio.sleep(0.3)  # longer than hold_s: the cold budget counts
     assert not asked.done()
-    stage.replicas = [await ScriptedReplica("r0").start()]
-    stage.publish()
+    # With a replica the wait counts against hold_s, until the replica is heard.
+    stage.controller.model = msgspec.structs.replace(model, hold_s=PATIENCE_S)
+    await stage.add()
     assert b'"text"' in await asked
 
 
@@ -176,5 +179,24 @@ async def test_demand_counts_each_interval_once(stage: Stage) -> None:
     told = [one.models[0] for one in stage.controller.demands]
     await until(lambda: sum(one.models[0].output_tokens for one in stage.controller.demands) == 24, "tokens")
     assert sum(len(one.ttft_ms) for one in told) <= 3
-    outcomes = [version for one in stage.controller.demands for version in one.models[0].versions]
-    assert (sum(one.ended for one in outcomes), sum(one.errors for one in outcomes)) == (3, 0)
+
+    def outcomes() -> list[VersionOutcome]:
+        return [version for one in stage.controller.demands for version in one.models[0].versions]
+
+    await until(lambda: sum(one.ended for one in outcomes()) == 3, "the ends")
+    assert sum(one.errors for one in outcomes()) == 0
+
+
+async def test_requests_that_wait_for_a_removed_model_are_refused_and_the_next_are_404(stage: Stage) -> None:
+    router = await stage.router()
+    waiting = asyncio.create_task(ask(router, request()))
+    await until(lambda: len(router.held[MODEL]) == 1, "a request that waits")
+    stage.controller.set(model=ModelEntry("another"))
+    with pytest.raises(NoReplica, match="counter has been removed from the fleet"):
+        await waiting
+    assert (await router.ask(request())).status == 404
+    assert list(router.books) == list(router.held) == ["another"]
+    stage.controller.set(model=ModelEntry(MODEL))
+    await stage.add()
+    await until(lambda: router.book.candidates(MODEL), "a replica of the model, which is back")
+    assert b'"text"' in await ask(router, request())

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import signal
 from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from pathlib import Path
 
 import msgspec
@@ -20,6 +22,7 @@ from tests.conftest import LiveServer, await_ready, start_server
 from tests.fleet.router.conftest import ask, request, until
 from tests.fleet.router.controller_socket import ControllerSocket
 from tests.fleet.router.test_survival import is_idle
+from tests.patience import PATIENCE_S
 
 MODEL = "smollm2-135m"
 STREAMS = 8
@@ -66,10 +69,18 @@ class Pair:
 
 @pytest.fixture
 async def pair(smollm2_path: Path, tmp_path: Path) -> AsyncIterator[Pair]:
-    flags = ("--kv-tokens", "8192", "--deterministic", "--max-running", "8")
+    async with serving(tmp_path, "--kv-tokens", "8192", "--deterministic", "--max-running", "8") as made:
+        yield made
+
+
+@asynccontextmanager
+async def serving(tmp_path: Path, *flags: str, progress_s: float = 4.0) -> AsyncIterator[Pair]:
     servers = [start_server(tmp_path / f"server-{n}.log", *flags) for n in range(2)]
     controller = await ControllerSocket(tmp_path / "controller.sock", ModelEntry(MODEL)).start()
-    router = FleetRouter(control_origin(controller.path), tuning=FleetTuning(progress_s=4.0))
+    router = FleetRouter(
+        control_origin(controller.path),
+        tuning=FleetTuning(progress_s=progress_s, longest_step_s=10 * PATIENCE_S),
+    )
     try:
         for server in servers:
             await asyncio.to_thread(await_ready, server)
@@ -136,3 +147,42 @@ async def test_a_restarted_router_rebuilds_its_index_from_snapshots(pair: Pair, 
         await until(lambda: max(other.prefixes.matches(blocks, 0.0).values(), default=0) > 2, "the index")
     finally:
         await other.stop()
+
+
+def engine_of(server: LiveServer) -> int:
+    for folder in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):
+            parent = (folder / "stat").read_text().rpartition(")")[2].split()[1]
+            if int(parent) == server.pid and b"engine_loop" in (folder / "cmdline").read_bytes():
+                return int(folder.name)
+    raise AssertionError("the server has no engine")
+
+
+@pytest.mark.slow
+async def test_one_long_step_is_no_standstill_and_a_stopped_engine_is(
+    smollm2_path: Path, tmp_path: Path
+) -> None:
+    flags = ("--kv-tokens", "16384", "--step-tokens", "8192", "--prefill-chunk", "8192", "--deterministic")
+    async with serving(tmp_path, *flags, progress_s=1.0) as pair:
+        replicas = pair.router.replicas
+        longest = 0.0
+        long = [chat(f"{number} " + "river " * 1500, 4) for number in range(2)]
+        asked = asyncio.gather(*(ask(pair.router, one) for one in long))
+        while not asked.done():
+            longest = max(longest, *(one.load.step_s for one in replicas.values() if one.load))
+            await asyncio.sleep(0.02)
+        assert all(text_of(body) for body in await asked)
+        assert [one.ejections for one in replicas.values()] == [0, 0]
+        # Under the same load, an engine that is stopped in the middle of its step.
+        engine = engine_of(pair.servers[0])
+        disturbed = asyncio.gather(*(ask(pair.router, chat(f"{n} " + "sea " * 1500, 4)) for n in range(2)))
+        await until(lambda: pair.running(0), "a request at the first replica")
+        os.kill(engine, signal.SIGSTOP)
+        try:
+            await until(lambda: replicas["r0"].ejections or not pair.running(0), "its ejection")
+            assert all(text_of(body) for body in await disturbed)
+        finally:
+            os.kill(engine, signal.SIGCONT)
+        assert is_idle(pair.router)
+    if longest <= 1.0:
+        pytest.skip(f"this machine computes 1500 tokens in {longest:.1f} s: no step was long")

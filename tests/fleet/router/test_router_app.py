@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import os
 import signal
-import socket
-import subprocess
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
@@ -17,41 +14,21 @@ import pytest
 
 from ridgeline.fleet.router.app import RouterApp
 from ridgeline.fleet.router.config import RouterConfig
-from ridgeline.fleet.router.process import config_line, router_command
-from ridgeline.web.connection import ConnectionLimits
-from ridgeline.web.listener import HttpServer
 from tests.fleet.router.conftest import Stage, counted, until
 from tests.fleet.router.scripted_replica import MODEL
+from tests.fleet.router.served import router_process, served
 from tests.fleet.router.small_http import Asked
 from tests.patience import PATIENCE_S
 
 CHAT = {"model": MODEL, "messages": [{"role": "user", "content": "count"}]}
 
 
-def listening() -> socket.socket:
-    listener = socket.socket()
-    listener.bind(("127.0.0.1", 0))
-    listener.listen()
-    return listener
-
-
 @asynccontextmanager
 async def front(stage: Stage, migrations: int = 3, **options: Any) -> AsyncIterator[httpx.AsyncClient]:
     """The app on a real listener, and a client of it."""
     router = await stage.router(migrations=migrations)
-    config = RouterConfig(**options)
-    listener = listening()
-    listener.setblocking(False)
-    server = HttpServer(RouterApp(router, config), ConnectionLimits(64 << 10, 10.0, 100, None))
-    serving = asyncio.create_task(server.serve(sockets=[listener]))
-    url = f"http://127.0.0.1:{listener.getsockname()[1]}"
-    try:
-        async with httpx.AsyncClient(base_url=url, timeout=PATIENCE_S) as client:
-            await until(lambda: server.started, "the listener")
-            yield client
-    finally:
-        server.should_exit = True
-        await serving
+    async with served(RouterApp(router, RouterConfig(**options))) as client:
+        yield client
 
 
 async def test_answers_whole_and_streamed_models_health_and_metrics(stage: Stage) -> None:
@@ -68,7 +45,7 @@ async def test_answers_whole_and_streamed_models_health_and_metrics(stage: Stage
         assert (await client.get("/health")).status_code == 200
         assert (await client.get("/ready")).json() == {"status": "ready"}
         metrics = (await client.get("/metrics")).text
-        assert f'ridgeline_fleet_requests_total{{model="{MODEL}",outcome="ok"}} 2' in metrics
+        assert f'ridgeline_fleet_requests_total{{model="{MODEL}",outcome="ok",router="router"}} 2' in metrics
         assert 'ridgeline_fleet_replica_up{model="counter",replica="r0"} 1' in metrics
         assert "ridgeline_fleet_output_tokens_total" in metrics
 
@@ -82,7 +59,7 @@ async def test_answers_whole_and_streamed_models_health_and_metrics(stage: Stage
         ("/v1/chat/completions", b'{"Model": "counter", "model": "counter"}', 400, "Model: write 'model'"),
         ("/v1/chat/completions", b'{"model": "none"}', 404, "no model is named 'none'"),
         ("/v1/messages", b'{"model": "none"}', 404, "no model is named 'none'"),
-        ("/v1/files", b"{}", 404, "not served by a fleet"),
+        ("/v1/files", b"{}", 404, "a fleet does not serve files"),
         ("/v1/nothing", b"{}", 404, "no such path"),
         ("/v1/models", b"{}", 405, "use GET"),
         ("/v1/chat/completions", b'{"model":"' + b"x" * 600 + b'"}', 413, "larger than 500 bytes"),
@@ -165,24 +142,17 @@ async def test_a_client_that_disconnects_frees_its_replica(stage: Stage) -> None
     (first,) = await stage.add()
     first.gate = asyncio.Event()
     async with front(stage) as client:
-        with contextlib.suppress(httpx.ReadTimeout):
-            await client.post("/v1/chat/completions", json=CHAT | {"stream": True}, timeout=0.3)
         book = stage.routers[-1].book
+        asked = asyncio.create_task(client.post("/v1/chat/completions", json=CHAT | {"stream": True}))
+        await until(lambda: first.running and book.in_flight() == 1, "the request at the replica")
+        asked.cancel()
         await until(lambda: book.in_flight() == 0, "the end of the request")
 
 
 async def test_a_router_process_drains_on_sigterm(stage: Stage) -> None:
     (first,) = await stage.add()
     first.gate = asyncio.Event()
-    listener = listening()
-    command = router_command(listener.fileno(), stage.controller.path)
-    process = subprocess.Popen(command, stdin=subprocess.PIPE, pass_fds=[listener.fileno()])
-    assert process.stdin is not None
-    process.stdin.write(config_line(RouterConfig(drain_s=PATIENCE_S)))
-    process.stdin.flush()
-    url = f"http://127.0.0.1:{listener.getsockname()[1]}"
-    listener.close()
-    try:
+    with router_process(stage.controller.path, RouterConfig(drain_s=PATIENCE_S)) as (process, url):
         async with httpx.AsyncClient(base_url=url, timeout=PATIENCE_S) as client:
             await until(lambda: stage.controller.demands, "a report of the process")
             body = CHAT | {"stream": True}
@@ -195,8 +165,3 @@ async def test_a_router_process_drains_on_sigterm(stage: Stage) -> None:
             assert (await asked).content == counted(8)
         await until(lambda: process.poll() is not None, "the end of the process")
         assert process.returncode == 0
-    finally:
-        if process.poll() is None:
-            process.kill()
-        process.wait()
-        process.stdin.close()

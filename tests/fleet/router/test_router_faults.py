@@ -18,7 +18,7 @@ from ridgeline.fleet.router.request import FleetRequest
 from ridgeline.fleet.routing.prompt import PromptView
 from ridgeline.proxy.breaker import BreakerLimits
 from ridgeline.proxy.json_fields import read_fields
-from tests.fleet.router.conftest import Stage, ask, request, until
+from tests.fleet.router.conftest import Stage, ask, counted, request, until
 from tests.fleet.router.scripted_replica import MODEL
 
 
@@ -110,20 +110,52 @@ async def _serves(router: FleetRouter) -> None:
     assert b'"text"' in await ask(router, request())
 
 
-@pytest.mark.parametrize(("paused_s", "is_silent"), [(0.0, True), (15.0, False)])
+@pytest.mark.parametrize(
+    ("paused_s", "silent_s", "is_silent"), [(0.0, 10.0, True), (15.0, 10.0, False), (0.6, 0.5, False)]
+)
 async def test_a_router_that_was_paused_does_not_take_its_own_silence_for_a_replicas(
-    paused_s: float, is_silent: bool
+    paused_s: float, silent_s: float, is_silent: bool
 ) -> None:
     now = 0.0
     entry = ReplicaEntry("r0", MODEL, "http://127.0.0.1:1", "ready", "", "")
     replica = Replica(entry, BreakerLimits(), lambda: now, set())
-    now = 15.0 - paused_s  # silent since 0, longer than 10 s only by the pause in one of the two cases
+    now = 0.0 if paused_s else 15.0  # silent since 0, and longer than allowed: by the pause alone, or not
 
     async def resting() -> None:
         await rest(0.0, {"r0": replica}, lambda: now)
 
     task = asyncio.create_task(resting())
     await asyncio.sleep(0)
-    now = 15.0
+    now += paused_s
     await task
-    assert replica.is_silent(10.0) is is_silent
+    assert replica.is_silent(silent_s) is is_silent
+    assert replica.heard_at <= now
+
+
+async def test_a_long_step_is_progress_while_the_engine_answers_and_a_stopped_one_is_ejected(
+    stage: Stage,
+) -> None:
+    slow, peer = await stage.add(2)
+    router = await stage.router(progress_s=0.5, longest_step_s=20.0)
+    for one in (slow, peer):
+        one.gate, one.gate_at, one.moves, one.step_s = asyncio.Event(), 1, False, 0.1
+    streams = [asyncio.create_task(ask(router, request(stream=True))) for _ in range(2)]
+    await until(lambda: all(len(one.running) == 1 for one in router.replicas.values()), "a stream on each")
+    await asyncio.sleep(1.5)  # three times progress_s: one step takes all of it
+    assert [one.ejections for one in router.replicas.values()] == [0, 0]
+    slow.is_alive = False  # as SIGSTOP does: the process answers no more, in the middle of its step
+    await until(lambda: router.replicas[slow.id].ejections, "its ejection")
+    assert router.replicas[peer.id].ejections == 0
+    peer.gate.set()
+    assert await asyncio.gather(*streams) == [counted(8)] * 2
+    assert router.books[MODEL].moves == {"no_progress": 1}
+
+
+async def test_a_step_that_never_ends_is_ejected_though_the_process_answers(stage: Stage) -> None:
+    hung, peer = await stage.add(2)
+    router = await stage.router(progress_s=0.5, longest_step_s=20.0)
+    hung.gate, hung.gate_at, hung.moves, hung.step_s = asyncio.Event(), 1, False, 20.1
+    streams = [asyncio.create_task(ask(router, request(stream=True))) for _ in range(2)]
+    await until(lambda: router.replicas[hung.id].ejections, "its ejection")
+    assert await asyncio.gather(*streams) == [counted(8)] * 2
+    assert len(peer.bodies) == 2

@@ -5,8 +5,6 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
-import socket
-import subprocess
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
@@ -17,13 +15,13 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from ridgeline.fleet.router.app import RouterApp
 from ridgeline.fleet.router.config import RouterConfig
-from ridgeline.fleet.router.process import config_line, router_command
 from ridgeline.web.grpc.listener import GrpcServer, RpcLimits
 from ridgeline.web.grpc.v1 import inference_pb2 as pb
 from ridgeline.web.grpc.v1.inference_pb2_grpc import InferenceStub
 from tests.conftest import free_port
 from tests.fleet.router.conftest import Stage, until
 from tests.fleet.router.scripted_replica import MODEL, ScriptedReplica
+from tests.fleet.router.served import router_process
 from tests.patience import PATIENCE_S
 from tests.server.grpc.rpc_stage import joined, refused, streamed
 
@@ -105,15 +103,8 @@ async def test_a_router_process_finishes_rpcs_on_sigterm(stage: Stage) -> None:
     (only,) = await replicas(stage, 1)
     only.gate = asyncio.Event()
     port = free_port()
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        listener.listen()
-        command = router_command(listener.fileno(), stage.controller.path)
-        process = subprocess.Popen(command, stdin=subprocess.PIPE, pass_fds=[listener.fileno()])
-    assert process.stdin is not None
-    process.stdin.write(config_line(RouterConfig(drain_s=PATIENCE_S, grpc_port=port)))
-    process.stdin.flush()
-    try:
+    config = RouterConfig(drain_s=PATIENCE_S, grpc_port=port)
+    with router_process(stage.controller.path, config) as (process, _):
         await until(lambda: stage.controller.demands, "a report of the process")
         async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
             stub = InferenceStub(channel)
@@ -126,8 +117,3 @@ async def test_a_router_process_finishes_rpcs_on_sigterm(stage: Stage) -> None:
             assert joined([first, *await streamed(call)]).choices[0].text == TEXT
         await until(lambda: process.poll() is not None, "the end of the process")
         assert process.returncode == 0
-    finally:
-        if process.poll() is None:
-            process.kill()
-        process.wait()
-        process.stdin.close()

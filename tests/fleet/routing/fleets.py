@@ -7,14 +7,7 @@ from typing import Any
 from ridgeline.fleet.messages import ModelEntry, ReplicaEntry, State, Table
 from ridgeline.fleet.routing.book import LoadBook
 from ridgeline.replica.messages import Load, Started
-
-
-class Clock:
-    def __init__(self) -> None:
-        self.now = 100.0
-
-    def __call__(self) -> float:
-        return self.now
+from tests.clock import Clock
 
 
 def entry(number: int, state: State = "ready", **changes: Any) -> ReplicaEntry:

@@ -15,7 +15,8 @@ from ridgeline.fleet.routing.choose import choose
 from ridgeline.fleet.routing.policy import Policy
 from ridgeline.fleet.routing.prefixes import PrefixMap
 from ridgeline.fleet.routing.prompt import PromptView
-from tests.fleet.routing.fleets import Clock, entry, load, started, table
+from tests.clock import Clock
+from tests.fleet.routing.fleets import entry, load, started, table
 
 CHUNK = 512
 BLOCK = 64

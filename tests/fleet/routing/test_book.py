@@ -15,7 +15,8 @@ from ridgeline.fleet.routing.columns import Field
 from ridgeline.fleet.routing.policy import POLICIES, Policy
 from ridgeline.fleet.routing.prefixes import PrefixMap
 from ridgeline.fleet.routing.prompt import PromptView
-from tests.fleet.routing.fleets import Clock, book_of, entry, load, started, table
+from tests.clock import Clock
+from tests.fleet.routing.fleets import book_of, entry, load, started, table
 
 PROMPT = PromptView("m", (), 640)
 

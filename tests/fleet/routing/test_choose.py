@@ -14,7 +14,8 @@ from ridgeline.fleet.routing.choose import Choice, choose
 from ridgeline.fleet.routing.policy import POLICIES, Policy
 from ridgeline.fleet.routing.prefixes import PrefixMap
 from ridgeline.fleet.routing.prompt import PromptView
-from tests.fleet.routing.fleets import Clock, book_of, entry, load, started, table
+from tests.clock import Clock
+from tests.fleet.routing.fleets import book_of, entry, load, started, table
 
 PROMPT = PromptView("m", list(range(100, 110)), 640)
 EMPTY = PrefixMap()
@@ -144,9 +145,9 @@ def test_a_replica_in_the_clients_region_is_preferred_until_it_is_busy() -> None
     assert name_of(chosen(book, prompt)) == "m-1"
     book.hear("m-1", load(queued_tokens=4000))
     assert name_of(chosen(book, prompt)) in ("m-0", "m-2")
-    stays = PromptView("m", (), 640, region="eu", allowed_regions=("eu",))
+    stays = PromptView("m", (), 640, region="eu", residency=(("eu",),))
     assert name_of(chosen(book, stays)) == "m-1"
-    assert chosen(book, PromptView("m", (), 640, allowed_regions=("asia",))) is None
+    assert chosen(book, PromptView("m", (), 640, residency=(("asia",),))) is None
 
 
 def test_a_canary_gets_its_share() -> None:

@@ -12,7 +12,8 @@ from ridgeline.fleet.routing.policy import Policy
 from ridgeline.fleet.routing.prefixes import PrefixMap
 from ridgeline.fleet.routing.prompt import PromptView
 from ridgeline.fleet.routing.ramp import FIRST, allowance, is_proven, queue_allowance
-from tests.fleet.routing.fleets import Clock, book_of, entry, load
+from tests.clock import Clock
+from tests.fleet.routing.fleets import book_of, entry, load
 
 PROMPT = PromptView("m", (), 640)
 COUNTS = st.integers(0, 10**6)

@@ -1,4 +1,4 @@
-"""The autoscaler's decisions, in a fleet with a clock of its own."""
+"""The autoscaler's decisions, in a fleet with a simulated clock."""
 
 from __future__ import annotations
 
@@ -68,6 +68,16 @@ def test_silence_holds_in_both_directions() -> None:
         decision = scene.tick(0, silent=True)
         assert decision.target == 3
         assert "stale" in decision.explain.limits
+
+
+def test_silence_never_scales_to_zero_also_where_no_report_ever_came() -> None:
+    config = ScalingConfig(min=0, max=4, window_s=5, scale_up_delay_s=0, scale_down_delay_s=10)
+    heard, unheard = Scene(config, target=1), Scene(config, target=1)
+    heard.run(30, load=1)
+    for _ in range(600):
+        assert heard.tick(0, silent=True).target == 1
+        assert unheard.tick(0, silent=True).target == 1
+    assert heard.run(120, load=0).target == 0  # reports without demand do
 
 
 def test_the_delay_begins_again_after_silence() -> None:

@@ -37,6 +37,7 @@ class EmulatedKubernetes:
         self.nodes: list[Object] = []
         self.requests: list[tuple[str, str]] = []
         self.refuse: dict[tuple[str, str], int] = {}  # (method, last part of the path) → status
+        self.mute: set[tuple[str, str]] = set()  # calls of this kind are carried out and not answered
         self.deleted: list[tuple[str, int]] = []  # names and grace periods
         self._version, self._forgotten = 100, 0
         self._history: list[tuple[int, Object]] = []
@@ -135,6 +136,8 @@ class EmulatedKubernetes:
         if status := self.refuse.get((request.method, request.path.rpartition("/")[2])):
             return _status(status, "Forbidden" if status == 403 else "InternalError", "refused by the test")
         answer: web.StreamResponse = await handler(request)
+        if (request.method, request.path.rpartition("/")[2]) in self.mute:
+            await asyncio.sleep(3600)  # carried out, but never answered
         return answer
 
     async def _create_pod(self, request: web.Request) -> web.Response:

@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import AsyncIterator, Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
@@ -15,6 +16,7 @@ from ridgeline.fleet.config_substrates import KubernetesConfig
 from ridgeline.fleet.substrates import kubernetes
 from ridgeline.fleet.substrates.kubernetes import KubernetesSubstrate
 from ridgeline.fleet.substrates.substrate import MARK, Handle, Observed, ReplicaSpec, SubstrateError
+from ridgeline.proxy.http_client import Timeouts
 from tests.fleet.substrates.emulated_kubernetes import NAMESPACE, TOKEN, EmulatedKubernetes
 from tests.patience import PATIENCE_S
 
@@ -87,12 +89,36 @@ async def test_a_start_that_is_sent_twice_makes_one_pod(
     assert list(cluster.pods) == [NAME]
 
 
+async def test_a_start_that_is_not_answered_is_found_by_its_name(
+    cluster: EmulatedKubernetes, substrate: KubernetesSubstrate, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked = substrate._api._ask
+
+    async def hurried(
+        method: str, path: str, body: Any, query: Any, timeouts: Timeouts, again: bool
+    ) -> bytes:
+        """Only the call that is not answered has a short timeout."""
+        first_byte_s = 1.0 if (method, path) == ("POST", substrate._api.pods) else PATIENCE_S
+        return await asked(method, path, body, query, replace(timeouts, first_byte_s=first_byte_s), again)
+
+    monkeypatch.setattr(substrate._api, "_ask", hurried)
+    cluster.mute.add(("POST", "pods"))
+    handle = await substrate.start(SPEC)
+    assert list(cluster.pods) == list(cluster.secrets) == [NAME]
+    assert (await substrate.poll(handle)).phase == "pending"
+    # It cannot be looked for either: the pod stays without a handle.
+    cluster.refuse["GET", "ridgeline-f00dcafe-smollm2-2"] = 500
+    with pytest.raises(SubstrateError, match="cannot be reached"):
+        await substrate.start(msgspec.structs.replace(SPEC, id="smollm2-2"))
+    assert sorted(one.replica for one in await substrate.find(SPEC.fleet)) == ["smollm2-1", "smollm2-2"]
+
+
 async def test_another_replica_s_pod_of_the_same_name_is_not_taken_over(
     cluster: EmulatedKubernetes, substrate: KubernetesSubstrate
 ) -> None:
     await substrate.start(SPEC)
     cluster.pods[NAME]["metadata"]["annotations"]["ridgeline/mark"] = "f00dcafe99/smollm2-1"
-    with pytest.raises(SubstrateError, match="is not of this replica"):
+    with pytest.raises(SubstrateError, match="belongs to another replica"):
         await substrate.start(SPEC)
 
 

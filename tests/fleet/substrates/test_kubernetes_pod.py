@@ -57,7 +57,7 @@ async def test_a_pod_s_own_command_serves_and_drains(smollm2_path: Path, tmp_pat
         text = await asyncio.to_thread(completion, url)
         assert text
         obeying = asyncio.create_task(node.obey(name))
-        await substrate.stop(handle, 30.0)
+        await substrate.stop(handle, PATIENCE_S)
         assert await obeying == 0, (tmp_path / "log").read_text()
         assert (await substrate.poll(handle)).phase == "exited"
         assert none_left(spec.fleet)

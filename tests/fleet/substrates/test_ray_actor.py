@@ -8,12 +8,14 @@ import subprocess
 import sys
 import time
 import uuid
+from types import SimpleNamespace
 
 import msgspec
 import pytest
 
 from ridgeline.fleet.config_models import ResourcesConfig
 from ridgeline.fleet.config_substrates import RayConfig
+from ridgeline.fleet.substrates import ray_actor
 from ridgeline.fleet.substrates.ray import RaySubstrate, bundle
 from ridgeline.fleet.substrates.ray_actor import ReplicaActor, Report
 from ridgeline.fleet.substrates.substrate import ReplicaSpec, SubstrateError
@@ -31,6 +33,9 @@ time.sleep(600)
 """
 
 
+KEY = {"RIDGELINE_API_KEYS": "key"}
+
+
 def spec(**changes: object) -> ReplicaSpec:
     made = ReplicaSpec(
         fleet=uuid.uuid4().hex,
@@ -39,14 +44,16 @@ def spec(**changes: object) -> ReplicaSpec:
         version="v",
         source="smollm2-135m",
         flags=(),
-        environment={"RIDGELINE_API_KEYS": "key"},
+        environment={},
         resources=ResourcesConfig(),
     )
     return msgspec.structs.replace(made, **changes)
 
 
 def actor(of: ReplicaSpec, program: str) -> ReplicaActor:
-    return ReplicaActor(msgspec.json.encode(of), "127.0.0.1", (sys.executable, "-c", program))
+    made = ReplicaActor(msgspec.json.encode(of), "127.0.0.1", (sys.executable, "-c", program))
+    made.begin(KEY)
+    return made
 
 
 def report(of: ReplicaActor) -> Report:
@@ -96,7 +103,7 @@ def test_nothing_outlives_an_actor_or_a_guard_that_is_killed(victim: str) -> Non
     program = (
         "import sys, time; from tests.fleet.substrates.test_ray_actor import *; "
         "made = ReplicaActor(sys.argv[1].encode(), '127.0.0.1', (sys.executable, '-c', sys.argv[2])); "
-        "print(made._guard.pid, flush=True); time.sleep(600)"
+        "made.begin({}); print(made._guard.pid, flush=True); time.sleep(600)"
     )
     text = msgspec.json.encode(of).decode()
     with subprocess.Popen(
@@ -121,9 +128,60 @@ def test_nothing_outlives_an_actor_or_a_guard_that_is_killed(victim: str) -> Non
 
 def test_a_command_that_cannot_run_is_named() -> None:
     made = ReplicaActor(msgspec.json.encode(spec()), "127.0.0.1", ("/no/such/program",))
+    made.begin(KEY)
     seen = wait_for(made, lambda seen: seen.exit_code is not None)
     assert seen.reason == "cannot start /no/such/program: No such file or directory"
     made.stop(0.0)
+
+
+def test_a_server_gets_its_key_by_a_call_and_an_actor_without_one_ends(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    made = actor(spec(), "import os; print(os.environ['RIDGELINE_API_KEYS'])")
+    made.begin({"RIDGELINE_API_KEYS": "another"})  # one server, with the first key
+    wait_for(made, lambda seen: seen.exit_code == 0)
+    assert made.tail(100) == b"key\n"
+    made.stop(0.0)
+    waiting = ReplicaActor(msgspec.json.encode(spec()), "127.0.0.1", ("/no/such/program",))
+    assert report(waiting).reason == ""
+    monkeypatch.setattr(ray_actor, "BEGIN_S", 0.0)
+    assert (report(waiting).pid, "no key came" in report(waiting).reason) == (None, True)
+    waiting.stop(0.0)
+    waiting.begin(KEY)  # too late: it was stopped
+    assert report(waiting).pid is None
+
+
+class StandInRay:
+    """Notes what is handed to Ray; it runs nothing."""
+
+    def __init__(self) -> None:
+        self.arguments: list[object] = []
+        self.calls: list[dict[str, str]] = []
+        self.exceptions = SimpleNamespace(RayError=RuntimeError)
+        strategies = SimpleNamespace(PlacementGroupSchedulingStrategy=lambda **given: given)
+        self.util = SimpleNamespace(
+            placement_group=lambda *given, **named: named, scheduling_strategies=strategies
+        )
+
+    def remote(self, kind: type) -> StandInRay:
+        return self
+
+    def options(self, **given: object) -> SimpleNamespace:
+        self.arguments.append(given)
+
+        def create(*given: object) -> SimpleNamespace:
+            self.arguments += given
+            return SimpleNamespace(begin=SimpleNamespace(remote=self.calls.append))
+
+        return SimpleNamespace(remote=create)
+
+
+async def test_the_key_is_no_argument_of_the_actor() -> None:
+    substrate, ray = RaySubstrate(RayConfig()), StandInRay()
+    substrate._ray = ray
+    await substrate.start(spec(environment={"RIDGELINE_API_KEYS": "a-secret-key"}))
+    assert "a-secret-key" not in repr(ray.arguments)
+    assert ray.calls == [{"RIDGELINE_API_KEYS": "a-secret-key"}]
 
 
 def test_a_bundle_has_what_a_replica_needs() -> None:

@@ -37,3 +37,21 @@ def test_the_endings_of_replicas_are_bounded(monkeypatch: pytest.MonkeyPatch) ->
         substrate._end(f"fleet/chat-{number}", Observed("exited"))
     assert len(substrate._endings) == ray_module.KEPT_ENDINGS
     assert "fleet/chat-9" not in substrate._endings
+
+
+async def test_an_adopted_replica_is_begun_again_unless_it_is_about_to_end() -> None:
+    begun: list[tuple[str, dict[str, str]]] = []
+
+    def get_actor(name: str, namespace: str) -> SimpleNamespace:
+        if name == "fleet/chat-3":
+            raise ValueError("no such actor")
+        begin = SimpleNamespace(remote=lambda environment: begun.append((name, environment)))
+        return SimpleNamespace(begin=begin)
+
+    substrate = RaySubstrate(RayConfig())
+    substrate._ray = SimpleNamespace(exceptions=SimpleNamespace(RayError=RayError), get_actor=get_actor)
+    key = {"RIDGELINE_API_KEYS": "key"}
+    await substrate.adopt(Handle("chat-1", "fleet/chat-1"), key)
+    await substrate.adopt(Handle("chat-2", "fleet/chat-2"), None)
+    await substrate.adopt(Handle("chat-3", "fleet/chat-3"), key)  # it has died
+    assert begun == [("fleet/chat-1", key)]

@@ -1,1 +1,1 @@
-"""The control API: what people and routers ask of the controller."""
+"""The control API of the controller, for `ridgeline fleet` and for routers."""

@@ -1,4 +1,4 @@
-"""Commands: what people and routers may ask of the controller. Each checks its input and says what it did."""
+"""Commands: the operations of the control API. Each checks its input and returns what it did."""
 
 from __future__ import annotations
 
@@ -6,10 +6,10 @@ import asyncio
 import os
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import replace
+from dataclasses import fields, replace
 from typing import Any
 
-from ridgeline.fleet.config import FleetSettings, serve_options
+from ridgeline.fleet.config import FleetConfig, FleetSettings, serve_options
 from ridgeline.fleet.config_models import FleetModel
 from ridgeline.fleet.controller.api.metrics import metrics_text
 from ridgeline.fleet.controller.api.status import FleetStatus, model_status, replica_status
@@ -18,17 +18,17 @@ from ridgeline.fleet.controller.managed_model import RollRefused
 from ridgeline.fleet.messages import Demand
 from ridgeline.options import OptionError, check_values
 
-FIXED = ("host", "port", "grpc_port", "routers", "state_dir", "control_host", "control_port")
+FIXED = tuple(one.name for one in fields(FleetConfig) if one.name != "budget")  # [fleet], while it runs
 
 
 class CommandRefused(Exception):
-    """The message says why, and what to do."""
+    """The controller refused a command. The message says why, and what to do."""
 
 
 class Commands:
     """
     reread: reads fleet.toml again
-    stop:   ends the fleet; the argument: seconds to drain, None for the file's
+    stop:   ends the fleet; its argument is the seconds to drain, None for drain_s of the file
     """
 
     def __init__(
@@ -69,18 +69,18 @@ class Commands:
         replica = self._controller.keeper.replicas.get(id)
         if replica is None or replica.handle is None:
             known = ", ".join(self._controller.keeper.replicas) or "none"
-            raise CommandRefused(f"no replica {id!r} runs; known: {known}")
+            raise CommandRefused(f"no replica {id!r} is running; known: {known}")
         return await self._controller.substrate.logs(replica.handle, last_bytes)
 
     async def scale(self, asked: Mapping[str, Any]) -> Any:
         model = self._model(asked.get("model"))
         count = asked.get("replicas")
         if not isinstance(count, int) or isinstance(count, bool) or count < 0:
-            raise CommandRefused(f"replicas must be a whole number from 0, not {count!r}")
+            raise CommandRefused(f"replicas must be a whole number of 0 or more, not {count!r}")
         low, high = (model.scaling.min if model.scales else 0), model.most
         if not low <= count <= high:
             raise CommandRefused(
-                f"{model.name}: {count} replicas are outside what fleet.toml allows, {low} to {high}"
+                f"{model.name}: {count} replicas are not allowed: fleet.toml allows {low} to {high}"
             )
         budget = self._controller.settings.fleet.budget
         others = sum(
@@ -90,14 +90,16 @@ class Commands:
         )
         cost = others + count * model.resources.price
         if budget is not None and cost > budget + 1e-9:
-            raise CommandRefused(f"all replicas would cost {cost:g} per hour; [fleet] budget is {budget:g}")
+            raise CommandRefused(
+                f"all replicas would cost {cost:g} per hour, more than [fleet] budget ({budget:g})"
+            )
         before = self._controller.models[model.name].state.target
         await self._controller.set_target(model.name, count, "asked for by a command")
         note = "the autoscaler may change it again" if model.scales else ""
         return {"model": model.name, "before": before, "replicas": count, "note": note}
 
     async def roll(self, asked: Mapping[str, Any]) -> Any:
-        """set: other options of `ridgeline serve`; back: end the rollout under way. Else read the file."""
+        """Roll out fleet.toml, or the options in `set`; `back` turns the current rollout back."""
         if asked.get("back"):
             return await self._roll_back(asked)
         if asked.get("set"):
@@ -108,18 +110,22 @@ class Commands:
         except OptionError as error:
             raise CommandRefused(str(error)) from None
         self._check_fixed(settings)
+        self._check_rolls(settings, self._model(asked["model"]).name if asked.get("model") else "")
+        added, removed = await self._change_models(settings) if not asked.get("model") else ([], [])
         wanted = [self._model(asked["model"]).name] if asked.get("model") else list(self._controller.models)
         rolling = []
         for config in settings.models:
-            if config.name in wanted:
+            if config.name in wanted and config.name not in added:
                 if config.version == self._controller.models[config.name].state.current.version:
-                    await self._controller.reconfigure(config)  # what needs no new replicas
+                    await self._controller.reconfigure(config)  # settings that need no new replicas
                     continue
                 rolling.append(await self._roll_one(config))
-        return {"rolling": rolling}
+        applied = self._apply(settings)
+        moving = [one for name in wanted if (one := self._moving(name))["replicas"]]
+        return {"rolling": rolling, "added": added, "removed": removed, "moving": moving, "applied": applied}
 
     async def drain(self, asked: Mapping[str, Any]) -> Any:
-        """Drain one replica. Another one takes its place where it is still wanted."""
+        """Drain one replica. The controller starts another one if the target needs it."""
         replica = self._controller.keeper.replicas.get(str(asked.get("replica")))
         if replica is None or not replica.is_alive:
             known = [one.id for one in self._controller.keeper.replicas.values() if one.is_alive]
@@ -145,6 +151,29 @@ class Commands:
             raise CommandRefused(f"no model {name!r}; known: {', '.join(models)}")
         return found
 
+    def _check_rolls(self, settings: FleetSettings, only: str) -> None:
+        """Before anything is applied: each model may take the settings of the file. only: empty for all."""
+        for config in settings.models:
+            model = self._controller.models.get(config.name)
+            if model is None or only not in ("", config.name):
+                continue
+            if config.version != model.state.current.version and not model.is_rolling_to(config.version):
+                try:
+                    model.check_roll(config)
+                except RollRefused as error:
+                    raise CommandRefused(str(error)) from None
+
+    async def _change_models(self, settings: FleetSettings) -> tuple[list[str], list[str]]:
+        """Names of the models that the file has in addition, and of those it no longer has."""
+        controller = self._controller
+        added = [one for one in settings.models if one.name not in controller.models]
+        removed = sorted(controller.models.keys() - {one.name for one in settings.models})
+        for name in removed:
+            await controller.remove(name)
+        for config in added:
+            await controller.add(config)
+        return [one.name for one in added], removed
+
     async def _roll_one(self, config: FleetModel) -> dict[str, str]:
         before = self._controller.models[config.name].state.current.version
         try:
@@ -152,6 +181,23 @@ class Commands:
         except RollRefused as error:
             raise CommandRefused(str(error)) from None
         return {"model": config.name, "from": before, "to": config.version}
+
+    def _apply(self, settings: FleetSettings) -> list[str]:
+        """Tables and keys that change without a rollout, apart from those of models."""
+        old = self._controller.settings
+        changed = ["[latency]"] * (settings.latency_ms != old.latency_ms)
+        changed += ["[fleet] budget"] * (settings.fleet.budget != old.fleet.budget)
+        fleet = replace(old.fleet, budget=settings.fleet.budget)
+        self._controller.settings = replace(old, fleet=fleet, latency_ms=settings.latency_ms)
+        self._controller.wake()
+        return changed
+
+    def _moving(self, name: str) -> dict[str, Any]:
+        """How many replicas are outside the places of their model."""
+        model = self._controller.models[name]
+        away = model.misplaced([one.view() for one in self._controller.keeper.of(name)])
+        places = [" ".join(filter(None, place.key)) for place in model.config.spread]
+        return {"model": name, "replicas": len(away), "places": places}
 
     async def _roll_back(self, asked: Mapping[str, Any]) -> Any:
         model = self._controller.models[self._model(asked.get("model")).name]
@@ -164,15 +210,10 @@ class Commands:
     def _check_fixed(self, settings: FleetSettings) -> None:
         old = self._controller.settings
         changed = [name for name in FIXED if getattr(settings.fleet, name) != getattr(old.fleet, name)]
-        if changed or settings.substrate != old.substrate:
+        substrates = [(one.substrate, one.substrate_options) for one in (settings, old)]
+        if changed or substrates[0] != substrates[1]:
             what = ", ".join(f"[fleet] {name}" for name in changed) or "[substrate]"
-            raise CommandRefused(f"{what} changed: that needs `ridgeline fleet down` and `fleet up`")
-        new = {one.name for one in settings.models} ^ set(self._controller.models)
-        if new:
-            raise CommandRefused(
-                f"models were added or removed ({', '.join(sorted(new))}): stop the controller and start it "
-                "again; replicas of other models go on"
-            )
+            raise CommandRefused(f"{what} changed: run `ridgeline fleet down`, then `ridgeline fleet up`")
 
 
 def with_options(model: FleetModel, given: Any) -> FleetModel:

@@ -30,7 +30,7 @@ class BadBody(Exception):
 
 
 def control_app(commands: Commands, token: str = "") -> ASGIApp:
-    """token: required as a bearer key; empty on the local socket."""
+    """token: the bearer key that every request needs; empty on the local socket."""
     api = _Api(commands)
     routes = [
         Route("/health", api.health, methods=["GET"]),
@@ -56,7 +56,7 @@ class _WithToken:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         given = dict(scope.get("headers", ())).get(b"authorization", b"")
         if scope["type"] == "http" and not hmac.compare_digest(given, self._expected):
-            refusal = _error(401, "this needs the control token, as a bearer key")
+            refusal = _error(401, "send the control token as a bearer key")
             await refusal(scope, receive, send)
             return
         await self._app(scope, receive, send)
@@ -75,7 +75,7 @@ class _Api:
     async def table(self, request: Request) -> Response:
         async def lines() -> AsyncIterator[bytes]:
             async for table in self._commands.board.tables():
-                # An empty line shows a router that this controller has not stopped.
+                # An empty line tells the router that the controller still runs.
                 yield b"\n" if table is None else msgspec.json.encode(table) + b"\n"
 
         return StreamingResponse(lines(), media_type=_LINES)
@@ -84,7 +84,7 @@ class _Api:
         try:
             self._commands.hear(_demand.decode(await _body(request)))
         except (msgspec.MsgspecError, BadBody) as error:
-            return _error(400, f"not a demand: {error}")
+            return _error(400, f"not a valid Demand: {error}")
         return Response(status_code=204)
 
     async def status(self, request: Request) -> Response:

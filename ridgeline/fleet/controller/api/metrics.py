@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from ridgeline.fleet.controller.api.status import FleetStatus
+from ridgeline.fleet.controller.api.status import FleetStatus, ReplicaStatus
+from ridgeline.replica.messages import WeightsFrom
 
 STATES = ("starting", "ramping", "ready", "draining", "lost")
 
@@ -30,24 +31,24 @@ def metrics_text(status: FleetStatus) -> str:
     family(
         "replicas_wanted",
         "gauge",
-        "Replicas that are wanted.",
+        "Target number of replicas.",
         (({"model": model.name}, model.target) for model in status.models),
     )
     family(
         "crash_loop",
         "gauge",
-        "1 while starts of a model fail again and again.",
+        "1 while the model's replicas fail to start several times in a row.",
         (({"model": model.name}, model.crash_loop) for model in status.models),
     )
     family(
         "rollout",
         "gauge",
-        "1 while a rollout is under way.",
+        "1 during a rollout.",
         (({"model": model.name}, bool(model.rollout)) for model in status.models),
     )
-    family("routers", "gauge", "Routers that report.", [({}, status.routers_reporting)])
-    family("table_generation", "counter", "Generation of the table.", [({}, status.generation)])
-    family("lease_fence", "counter", "Fence of the lease.", [({}, status.fence)])
+    family("routers", "gauge", "Routers that report to the controller.", [({}, status.routers_reporting)])
+    family("table_generation", "counter", "Generation of the newest table.", [({}, status.generation)])
+    family("lease_fence", "counter", "Fence of the controller's lease.", [({}, status.fence)])
     family(
         "cold_start_seconds",
         "gauge",
@@ -58,7 +59,38 @@ def metrics_text(status: FleetStatus) -> str:
             for segment, spent in one.segments.items()
         ),
     )
+    fetched = [(one, one.weights) for one in status.replicas if one.weights is not None]
+    family(
+        "weights_fetched_bytes",
+        "gauge",
+        "Bytes of weights that a replica's start transferred, by source.",
+        ((_origin(one, weights), weights.bytes) for one, weights in fetched),
+    )
+    family(
+        "weights_fetched_bytes_per_second",
+        "gauge",
+        "Bandwidth of that transfer.",
+        (
+            (_origin(one, weights), weights.bytes / weights.seconds)
+            for one, weights in fetched
+            if weights.bytes and weights.seconds
+        ),
+    )
+    family(
+        "weights_link_bytes_per_second",
+        "gauge",
+        "Speed of the link of that transfer, where it is known.",
+        (
+            (_origin(one, weights), weights.limit_bytes_per_s)
+            for one, weights in fetched
+            if weights.limit_bytes_per_s
+        ),
+    )
     return "\n".join(lines) + "\n"
+
+
+def _origin(one: ReplicaStatus, weights: WeightsFrom) -> dict[str, str]:
+    return {"model": one.model, "replica": one.id, "source": weights.source}
 
 
 def _labels(labels: dict[str, str]) -> str:

@@ -1,4 +1,4 @@
-"""What `fleet status` shows, as messages: the fleet, its models and its replicas."""
+"""The messages of `fleet status`: the fleet, its models and its replicas."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from ridgeline.fleet.controller.controller import Controller
 from ridgeline.fleet.controller.life.replica import Replica
 from ridgeline.fleet.controller.managed_model import ManagedModel
 from ridgeline.fleet.controller.reconcile import LOOP_FAILURES
+from ridgeline.replica.messages import WeightsFrom
 
 
 class ReplicaStatus(msgspec.Struct, frozen=True):
@@ -27,14 +28,19 @@ class ReplicaStatus(msgspec.Struct, frozen=True):
     queued_tokens: int
     max_running: int
     output_tokens_per_s: float
-    limit_tokens_per_s: float | None  # of the machine, for the requests that run now
+    limit_tokens_per_s: float | None  # the machine's limit for the requests that run now
+    limit_uncertainty: float  # by what fraction that limit may be too low: it was measured on a busy machine
     kv_blocks_held: int
     kv_blocks: int
     prefix_queries: int
     prefix_hits: int
     segments: dict[str, float]
+    weights: WeightsFrom | None  # where they came from; None before it has started
+    weight_bytes: int
     adopted: bool
     reason: str
+    region: str = ""
+    pool: str = ""
 
 
 class ModelStatus(msgspec.Struct, frozen=True):
@@ -44,13 +50,14 @@ class ModelStatus(msgspec.Struct, frozen=True):
     starting: int
     version: str
     scales: bool
-    rollout: str  # its phase, or empty
+    rollout: str  # the phase; empty without a rollout
     rollout_to: str
     last_rollout: str
     blocked: str  # why a wanted replica does not start
     crash_loop: bool
-    explained: str  # the last decision of the autoscaler
+    explained: str  # the autoscaler's last decision
     warnings: tuple[str, ...] = ()
+    moving: int = 0  # replicas outside the places of the model, which others there replace
 
 
 class FleetStatus(msgspec.Struct, frozen=True):
@@ -85,13 +92,18 @@ def replica_status(replica: Replica, now: float) -> ReplicaStatus:
         max_running=started.max_running if started else 0,
         output_tokens_per_s=replica.output_tokens_per_s,
         limit_tokens_per_s=_limit(replica),
+        limit_uncertainty=started.limits.get("uncertainty", 0.0) if started else 0.0,
         kv_blocks_held=load.kv_blocks_held if load else 0,
         kv_blocks=started.kv_blocks if started else 0,
         prefix_queries=load.prefix_queries if load else 0,
         prefix_hits=load.prefix_hits if load else 0,
         segments=dict(replica.segments),
+        weights=started.weights if started else None,
+        weight_bytes=started.weight_bytes if started else 0,
         adopted=replica.was_adopted,
         reason=replica.reason,
+        region=replica.region,
+        pool=replica.pool,
     )
 
 
@@ -113,11 +125,12 @@ def model_status(controller: Controller, model: ManagedModel) -> ModelStatus:
         crash_loop=any(one.failures >= LOOP_FAILURES for one in model.restarts.values()),
         explained="" if decision is None else decision.explain.sentence,
         warnings=() if decision is None else decision.explain.warnings,
+        moving=len(model.misplaced([one.view() for one in mine])),
     )
 
 
 def _limit(replica: Replica) -> float | None:
-    """Decoding reads the weights once a step for all requests; arithmetic bounds what they share."""
+    """A step reads the weights once for all requests; above that, arithmetic is the limit."""
     limits = {} if replica.started is None else replica.started.limits
     one = limits.get("decode_tokens_per_s")
     if one is None:

@@ -1,1 +1,1 @@
-"""The life of one replica: what the controller knows of it, asks it, and does with it."""
+"""The life of one replica, as the controller runs it: start, probe, watch, drain, find again."""

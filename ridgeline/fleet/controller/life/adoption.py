@@ -1,6 +1,6 @@
 """Which replicas of an earlier controller still run.
 
-A replica is known by its process's number and start time, or by the mark in its environment. One that runs
+A replica is recognised by its process's number and start time, or by the mark in its environment. A replica
 without a record has to be ended: no router knows it.
 """
 
@@ -22,7 +22,7 @@ async def find_replicas(store: FleetStore, substrate: Substrate, fleet: str) -> 
     marked = {handle.replica: handle for handle in await substrate.find(fleet)}
     found = Found([], [], [])
     for one in await store.replicas():
-        # The stored place is the one that was started; a mark alone is the best there is after a kill.
+        # The stored place is the one that was started. After a kill there may be only the mark.
         handle = Handle(one.id, one.place) if one.place else marked.get(one.id)
         marked.pop(one.id, None)
         seen = None if handle is None else await substrate.poll(handle)

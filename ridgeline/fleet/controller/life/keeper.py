@@ -1,7 +1,7 @@
-"""ReplicaKeeper: the life of each replica: started, probed, watched, drained, and found again.
+"""ReplicaKeeper: starts, probes, watches and drains each replica, and finds it again.
 
-It carries out what the controller decides and never decides how many there are. A replica is stored before it
-is started and removed after its end. What takes longer, a probe or a drain, is a task of its own.
+It carries out the controller's decisions and never decides how many replicas there are. A replica is stored
+before it is started and removed after its end. A probe or a drain takes longer and has its own task.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import asyncio
 import contextlib
 import logging
 import time
-from collections.abc import Awaitable, Callable, Collection, Coroutine
+from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from typing import Any, cast
 
 from ridgeline.fleet.config import FleetConfig
@@ -21,21 +21,23 @@ from ridgeline.fleet.controller.life.replica import Replica
 from ridgeline.fleet.controller.life.replica_link import ReplicaLink
 from ridgeline.fleet.controller.store import FleetStore
 from ridgeline.fleet.messages import State
+from ridgeline.fleet.routing.ramp import RAMP_S
 from ridgeline.fleet.substrates.substrate import Handle, ReplicaSpec, Substrate, SubstrateError
+from ridgeline.storage.errors import StorageError
 
 log = logging.getLogger("ridgeline.fleet")
 
 PROBE_S = 0.2
-LOST_SHOWN_S = 10.0  # a lost replica stays in the table for this time
-STOP_RETRY_S = (1.0, 2.0, 5.0, 10.0)  # after a substrate that could not end a replica
-RAMP_S = 300.0  # a replica without requests proves nothing; after this time it is ready all the same
+ORPHANS_S = 30.0  # seconds between two searches for replicas without a record
+LOST_SHOWN_S = 10.0  # a lost replica stays in the table for this many seconds
+STOP_RETRY_S = (1.0, 2.0, 5.0, 10.0)  # wait before a substrate is asked again to end a replica
 
 
 class ReplicaKeeper:
     """
-    on_ready: a replica serves; on_lost: one is gone, with the seconds for which it served (None: never);
+    on_ready: a replica serves; on_lost: one has ended, with the seconds for which it served (None: never);
               returns the seconds before the next start
-    settled:  awaited before a drained replica is told to stop: routers know by then
+    settled:  awaited before a drained replica is told to stop: by then the routers know
     """
 
     def __init__(
@@ -55,8 +57,10 @@ class ReplicaKeeper:
         self._on_ready, self._on_lost, self._settled = on_ready, on_lost, settled
         self.replicas: dict[str, Replica] = {}
         self.lost_lease = asyncio.Event()
+        self._orphans_at = clock() + ORPHANS_S
+        self._looking: asyncio.Task[None] | None = None
         self._tasks: set[asyncio.Task[None]] = set()
-        self._is_hurried = False  # what cannot be ended at once is left
+        self._is_hurried = False  # do not retry: leave a replica that cannot be ended at once
         self.left: list[str] = []  # replicas that could not be ended
 
     def of(self, model: str) -> list[Replica]:
@@ -64,25 +68,31 @@ class ReplicaKeeper:
 
     # ---- beginning ----
 
-    async def adopt(self, fleet: str, models: Collection[str]) -> None:
-        """Replicas of an earlier controller: those that run serve on, and nothing else is left."""
+    async def adopt(self, fleet: str, models: Mapping[str, Mapping[str, str]]) -> None:
+        """Adopt the running replicas of an earlier controller, and remove every trace of the others.
+
+        models: those of fleet.toml, each with the environment of its replicas.
+        """
         found = await find_replicas(self._store, self._substrate, fleet)
         now = self._clock()
         for one, handle in found.running:
             replica = Replica(one.id, one.model, one.version, now, one.created)
             replica.handle, replica.segments, replica.epoch = handle, dict(one.segments), one.epoch
+            replica.region, replica.pool, replica.price = one.region, one.pool, one.price
+            await self._substrate.adopt(handle, None if one.state == "draining" else models.get(one.model))
             replica.url = (await self._substrate.poll(handle)).url  # the first table has it
             if replica.url:
                 self._follow(replica)
             replica.enter(cast(State, one.state), now)
             replica.ready_since = now if replica.serves else None
             replica.was_adopted = True
-            replica.began = now - max(time.time() - one.created, 0.0)
+            if one.state != "starting":  # start_s begins again: the wall clock may have been set since
+                replica.began = now - max(time.time() - one.created, 0.0)
             self.replicas[one.id] = replica
-            await self._events.say("adopt", f"{one.id} runs on from an earlier controller", replica)
+            await self._events.say("adopt", f"{one.id} is adopted from an earlier controller", replica)
             if one.model not in models or one.state == "draining":
                 replica.enter("ready", now)
-                gone = "its model is no longer in the file"
+                gone = "fleet.toml does not name its model"
                 await self.drain(replica, gone if one.model not in models else "it was draining")
         for one, lost in found.gone:
             if lost is not None:
@@ -93,12 +103,43 @@ class ReplicaKeeper:
             await self._substrate.stop(orphan, 0.0)
             await self._events.say("orphan", f"{orphan.replica} ran without a record and was ended")
 
+    async def end_orphans(self, fleet: str) -> None:
+        """End replicas without a record, such as one whose start was not answered but carried out."""
+        try:
+            found = await self._substrate.find(fleet)
+        except SubstrateError as error:
+            log.info("orphans were not looked for: %s", error)
+            return
+        for orphan in found:
+            if orphan.replica in self.replicas:  # asked after `find`: a start is recorded first
+                continue
+            # Written first: a controller that has lost its lease ends nothing.
+            await self._events.say("orphan", f"{orphan.replica} runs without a record and is ended")
+            try:
+                await self._substrate.stop(orphan, 0.0)
+            except SubstrateError as error:
+                log.warning("%s runs without a record and was not ended: %s", orphan.replica, error)
+
+    def look_for_orphans(self, fleet: str) -> None:
+        """Once in a while, beside everything else."""
+        now = self._clock()
+        if now >= self._orphans_at and (self._looking is None or self._looking.done()):
+            self._orphans_at = now + ORPHANS_S
+            self._looking = self._begin(self.end_orphans(fleet))
+
     async def start(self, spec: ReplicaSpec) -> None:
         replica = Replica(spec.id, spec.model, spec.version, self._clock())
         replica.region, replica.pool = spec.resources.region, spec.resources.pool
+        replica.price = spec.resources.price
         self.replicas[replica.id] = replica
-        await self._store.save_replica(replica.stored())  # the intent first: a killed controller finds it
-        await self._events.say("start", f"start {replica.id} with version {spec.version}", replica)
+        try:
+            await self._store.save_replica(
+                replica.stored()
+            )  # first: the next controller finds it after a kill
+            await self._events.say("start", f"start {replica.id} with version {spec.version}", replica)
+        except StorageError:  # it is not started, and must not count as one that starts
+            del self.replicas[replica.id]
+            raise
         try:
             replica.handle = await self._substrate.start(spec)
         except SubstrateError as error:
@@ -109,7 +150,7 @@ class ReplicaKeeper:
     # ---- watching ----
 
     async def look(self, replica: Replica) -> None:
-        """Once in each turn of the controller's loop."""
+        """Called once in each iteration of the controller's loop."""
         now = self._clock()
         if replica.state == "lost":
             if now - replica.since > LOST_SHOWN_S and (replica.ending is None or replica.ending.done()):
@@ -120,7 +161,7 @@ class ReplicaKeeper:
         try:
             seen = await self._substrate.poll(replica.handle)
         except SubstrateError as error:
-            # The replica may serve on: its feed and its probes decide.
+            # The replica may still serve: its feed and its probes decide.
             replica.reason = f"its substrate does not answer: {error}"
             return
         replica.segments |= seen.segments
@@ -149,7 +190,7 @@ class ReplicaKeeper:
         replica.following = self._begin(self._link.follow(replica.url, hear))
 
     async def _probe(self, replica: Replica) -> None:
-        """Until it generates a token."""
+        """Probe it until it generates a token."""
         while not await self._link.is_up(replica.url):
             await asyncio.sleep(PROBE_S)
         began = self._clock()
@@ -172,7 +213,7 @@ class ReplicaKeeper:
     # ---- ending ----
 
     async def _lose(self, replica: Replica, reason: str) -> None:
-        """It does not serve and never will: end what is left of it."""
+        """Mark it lost and end what is left of it: it will not serve again."""
         now = self._clock()
         served_s = None if replica.ready_since is None else now - replica.ready_since
         replica.enter("lost", now)
@@ -186,15 +227,20 @@ class ReplicaKeeper:
         replica.ending = self._begin(self._end(replica, 0.0))
 
     async def drain(self, replica: Replica, reason: str) -> None:
-        """No new request goes there; what runs may finish. A replica that starts has nothing to finish."""
+        """Send it no new request and let running ones finish. A starting replica is ended at once."""
         drain_s = self._config.drain_s if replica.serves else 0.0
+        before = replica.state, replica.since, replica.ready_since
         replica.enter("draining", self._clock())
+        try:
+            await self._store.save_replica(replica.stored())
+            await self._events.say("drain", f"drain {replica.id}: {reason}", replica)
+        except StorageError:  # it serves on: a drain that is not written down is not begun
+            replica.state, replica.since, replica.ready_since = before
+            raise
         replica.reason = reason
         replica.forget()
-        if replica.url:  # its load is still shown
+        if replica.url:  # status still shows its load
             self._follow(replica)
-        await self._store.save_replica(replica.stored())
-        await self._events.say("drain", f"drain {replica.id}: {reason}", replica)
         replica.ending = self._begin(self._end(replica, drain_s))
 
     async def _end(self, replica: Replica, drain_s: float) -> None:
@@ -209,7 +255,7 @@ class ReplicaKeeper:
             await self._events.say("ended", f"{replica.id} has ended", replica)
 
     async def _stopped(self, replica: Replica, handle: Handle, drain_s: float) -> bool:
-        """Ask a substrate that fails again: its replica would run on, and no record would say so."""
+        """End it, and ask again if the substrate fails: otherwise it would run without a record."""
         failures = 0
         while True:
             try:
@@ -218,7 +264,7 @@ class ReplicaKeeper:
             except SubstrateError as error:
                 replica.reason = f"it cannot be ended: {error}"
                 if self._is_hurried:
-                    log.error("%s cannot be ended and is left: %s", replica.id, error)
+                    log.error("%s cannot be ended and is left running: %s", replica.id, error)
                     self.left.append(replica.id)
                     return False
                 if not failures:
@@ -228,7 +274,7 @@ class ReplicaKeeper:
             failures += 1
 
     async def kill(self) -> None:
-        """End every replica now, with what it runs. One that cannot be ended is left."""
+        """End every replica now, with its requests. A replica that cannot be ended is left running."""
         self._is_hurried = True
         handles = [one.handle for one in self.replicas.values() if one.handle is not None]
         ending = (self._substrate.stop(handle, 0.0) for handle in handles)
@@ -241,7 +287,7 @@ class ReplicaKeeper:
             await asyncio.wait(ending)
 
     def leave(self) -> None:
-        """Replicas go on; nothing here watches them any more."""
+        """Stop watching; the replicas keep running."""
         for task in self._tasks:
             task.cancel()
 

@@ -5,15 +5,18 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import deque
+from collections.abc import Collection, Iterable
 
 from ridgeline.fleet.controller.reconcile import ReplicaView
 from ridgeline.fleet.controller.store import StoredReplica
 from ridgeline.fleet.messages import ReplicaEntry, State
 from ridgeline.fleet.routing.ramp import is_proven
 from ridgeline.fleet.substrates.substrate import Handle
-from ridgeline.replica.messages import Load, Started
+from ridgeline.replica.messages import LONGEST_STEP_S, Load, Started, makes_progress
 
-RATE_S = 5.0  # over which tokens per second are counted
+RATE_S = 5.0  # window of the tokens per second
+LAST_SEGMENTS = ("first_token", "total")
+MOST_PEERS = 4  # that a starting replica is told
 
 
 class Replica:
@@ -30,17 +33,19 @@ class Replica:
         self.epoch = ""
         self.weight = 1.0
         self.region = self.pool = ""
+        self.price = 0.0  # per hour, when it was started; 0: not recorded
         self.segments: dict[str, float] = {}
-        self.reason = ""  # why it is lost, or what it waits for
+        self.reason = ""  # why it is lost, or what its start waits for
         self.ready_since: float | None = None
         self.was_adopted = False
+        self.is_recorded = False  # its cold start
         # From its feed.
         self.started: Started | None = None
         self.load: Load | None = None
         self.heard_at = now
-        self.progress_at = now  # when its step count last rose, or it had nothing to do
+        self.progress_at = now  # when its step count last rose, or it had no request
         self._tokens: deque[tuple[float, int]] = deque()
-        # Work of the controller on it.
+        # Tasks of the controller for it.
         self.probing: asyncio.Task[None] | None = None
         self.following: asyncio.Task[None] | None = None
         self.ending: asyncio.Task[None] | None = None
@@ -65,11 +70,13 @@ class Replica:
                 self.load = None
                 self._tokens.clear()
             self.started, self.epoch, self.progress_at = line, line.epoch, now
-            self.segments |= line.segments
+            last = {name: spent for name, spent in self.segments.items() if name in LAST_SEGMENTS}
+            first = {name: spent for name, spent in self.segments.items() if name not in LAST_SEGMENTS}
+            self.segments = first | line.segments | last  # in the order of the start
             return
         before = self.load
         self.load = line
-        if before is None or line.steps != before.steps or not (line.running or line.waiting):
+        if makes_progress(before, line, LONGEST_STEP_S):
             self.progress_at = now
         self._tokens.append((now, line.output_tokens))
         while len(self._tokens) > 2 and self._tokens[1][0] <= now - RATE_S:
@@ -84,13 +91,13 @@ class Replica:
 
     @property
     def is_proven(self) -> bool:
-        """Its ramp has ended: see `routing.ramp`."""
+        """Whether its ramp has ended: see `routing.ramp`."""
         return self.started is not None and is_proven(self.load, self.started.max_running)
 
     def stalled(self, now: float, stall_s: float) -> str:
         """Why it makes no progress; empty while it does."""
         if self.load is None:
-            return ""  # it has no feed: the substrate and the routers notice its end
+            return ""  # it has no feed: the substrate and the routers detect its end
         if now - self.heard_at > stall_s:
             return f"no load report for {now - self.heard_at:.0f} s"
         if now - self.progress_at > stall_s:
@@ -99,7 +106,7 @@ class Replica:
         return ""
 
     def excuse(self, seconds: float) -> None:
-        """The controller could not hear it for this time."""
+        """Do not count this time as silence of the replica: the controller could not read its feed."""
         self.heard_at += seconds
         self.progress_at += seconds
 
@@ -117,18 +124,39 @@ class Replica:
         )
 
     def view(self) -> ReplicaView:
-        running = 0 if self.load is None else self.load.running + self.load.waiting
-        return ReplicaView(self.id, self.version, self.state, self.since, running)
+        place = (self.region, self.pool)
+        return ReplicaView(self.id, self.version, self.state, self.since, self.requests, *place)
 
     def stored(self) -> StoredReplica:
         place = "" if self.handle is None else self.handle.place
         return StoredReplica(
-            self.id, self.model, self.version, self.state, self.created, place, self.epoch, self.segments
+            self.id,
+            self.model,
+            self.version,
+            self.state,
+            self.created,
+            place,
+            self.epoch,
+            self.segments,
+            self.region,
+            self.pool,
+            self.price,
         )
 
+    @property
+    def requests(self) -> int:
+        return 0 if self.load is None else self.load.running + self.load.waiting
+
     def forget(self) -> None:
-        """End the work on it, except its ending."""
+        """Cancel the tasks for it, except the one that ends it."""
         for task in (self.probing, self.following):
             if task is not None:
                 task.cancel()
         self.probing = self.following = None
+
+
+def weight_peers(replicas: Iterable[Replica], versions: Collection[str]) -> tuple[str, ...]:
+    """Replicas that serve and hold the files of these versions, as NAME=URL; those with least load first."""
+    able = [one for one in replicas if one.serves and one.url and one.version in versions]
+    able.sort(key=lambda one: (one.requests, one.id))
+    return tuple(f"{one.id}={one.url}" for one in able[:MOST_PEERS])

@@ -1,6 +1,6 @@
-"""ReplicaLink: what the controller asks a replica: a real generation to call it ready, and its feed.
+"""ReplicaLink: the controller's requests to a replica: one real generation before it is ready, and its feed.
 
-Every request has the key that the controller made for its replicas. Failures are answers here, never raised.
+Every request has the key that the controller made for its replicas. A failure is returned, never raised.
 """
 
 from __future__ import annotations
@@ -27,6 +27,16 @@ _FEED = Timeouts(connect_s=2.0, first_byte_s=10.0, idle_s=float("inf"))
 _WANTED = (b'{"type":"load"', b'{"type":"started"')  # prefix events are for routers
 
 
+class _Model(msgspec.Struct):
+    task: str | None = None
+
+
+class _Models(msgspec.Struct):
+    """The answer to GET /v1/models."""
+
+    data: list[_Model]
+
+
 class ReplicaLink:
     def __init__(self, client: HttpClient, key: str) -> None:
         self._client = client
@@ -39,23 +49,26 @@ class ReplicaLink:
         status, _ = await self._ask(read_url(url), "GET", "/ready", b"", _ASK)
         return status == 200
 
-    async def generates(self, url: str, model: str) -> str:
-        """Compute one token, or one embedding. Empty where that works, else why it does not."""
+    async def generates(self, url: str, model: str, tokens: int = 1) -> str:
+        """Compute some tokens, or one embedding. Returns the reason of a failure; empty if it works."""
         origin = read_url(url)
         status, body = await self._ask(origin, "GET", "/v1/models", b"", _ASK)
         if status != 200:
             return f"GET /v1/models: {_why(status, body)}"
-        tasks = {card.get("task") for card in msgspec.json.decode(body)["data"]}
-        if "embed" in tasks:
+        try:
+            cards = msgspec.json.decode(body, type=_Models).data
+        except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+            return f"GET /v1/models: its answer cannot be read: {error}"
+        if any(card.task == "embed" for card in cards):
             path, asked = "/v1/embeddings", {"model": model, "input": "1"}
         else:
             path = "/v1/completions"
-            asked = {"model": model, "prompt": "1", "max_tokens": 1, "temperature": 0}  # type: ignore[dict-item]
+            asked = {"model": model, "prompt": "1", "max_tokens": tokens, "temperature": 0}  # type: ignore[dict-item]
         status, body = await self._ask(origin, "POST", path, msgspec.json.encode(asked), _GENERATE)
         return "" if status == 200 else f"POST {path}: {_why(status, body)}"
 
     async def follow(self, url: str, hear: Callable[[Started | Load], None]) -> None:
-        """Until cancelled: every Started and Load line of the feed."""
+        """Read every Started and Load line of the feed, until cancelled."""
         origin = read_url(url)
         while True:
             try:
@@ -65,7 +78,7 @@ class ReplicaLink:
             await asyncio.sleep(RETRY_S if found else NO_FEED_RETRY_S)
 
     async def _read_feed(self, origin: Origin, hear: Callable[[Started | Load], None]) -> bool:
-        """False: the replica has no feed."""
+        """Returns False if the replica has no feed."""
         answer = await self._client.ask(
             origin, "GET", FEED_PATH, [], timeouts=_FEED, fixed=self._fixed, stream=True
         )
@@ -87,7 +100,7 @@ class ReplicaLink:
     async def _ask(
         self, origin: Origin, method: str, path: str, body: bytes, timeouts: Timeouts
     ) -> tuple[int, bytes]:
-        """Status and body; status 0 and the reason where there is no answer."""
+        """Returns status and body; without an answer, status 0 and the reason."""
         try:
             until = time.monotonic() + timeouts.first_byte_s + timeouts.idle_s
             answer = await self._client.ask(

@@ -1,4 +1,4 @@
-"""Requests with a key that arrive while no replica serves: journalled before they wait.
+"""Holds requests with a key that arrive while no replica serves: each is journalled before it waits.
 
 One router of a fleet has the journal (`DurableHold`). The others pass such requests on to it over a socket
 (`HoldLink`): a key has one owner, and all journalled requests have one order.
@@ -11,6 +11,7 @@ import contextlib
 import logging
 import time
 from collections.abc import Callable, Coroutine
+from dataclasses import replace
 from typing import Any, Protocol, TypeVar
 from urllib.parse import quote
 
@@ -20,8 +21,8 @@ from ridgeline.fleet.queueing.durable import DurableQueue
 from ridgeline.fleet.queueing.held_ledger import Answer, HeldRequest, KeyReused
 from ridgeline.fleet.queueing.journal import JournalError
 from ridgeline.fleet.router.asking import DEATHS
+from ridgeline.fleet.router.durable.held_run import HeldRun, whole_answer
 from ridgeline.fleet.router.fleet_router import FleetRouter
-from ridgeline.fleet.router.held_run import HeldRun, whole_answer
 from ridgeline.fleet.router.refusals import Refusal, of_error
 from ridgeline.fleet.router.request import FleetRequest
 from ridgeline.proxy.answer import UpstreamAnswer
@@ -35,8 +36,8 @@ HELD_PATH = "/fleet/held/"
 KEY_HEADERS = (b"x-ridgeline-request-key", b"idempotency-key")
 MAX_KEY = 255
 POLL_S = 0.05
-EXPIRE_S = 30.0  # between two looks for answers that are too old
-OWNER_S = 30.0  # a router waits this long for the one with the journal to start again
+EXPIRE_S = 30.0  # seconds between two removals of expired answers
+OWNER_S = 30.0  # seconds that a router waits for the one with the journal to start again
 RETRY_S = 0.2
 JSON = (b"content-type", b"application/json")
 
@@ -45,14 +46,19 @@ T = TypeVar("T")
 
 
 class Keeper(Protocol):
-    """credentials: the client's header with its API key, for the router that has the journal."""
+    """credentials: the client's header with its API key, for the router that has the journal.
+
+    journal: None at a router without it.
+    """
+
+    journal: DurableQueue | None
 
     async def ask(self, request: FleetRequest, key: str, credentials: Headers) -> UpstreamAnswer: ...
     async def show(self, name: str, tenant: str, credentials: Headers) -> UpstreamAnswer: ...
 
 
 def key_of(headers: dict[bytes, bytes]) -> str:
-    """The name that the client gave its request; empty: none."""
+    """The client's key of the request; empty if it has none."""
     for name in KEY_HEADERS:
         if name in headers:
             key = headers[name].decode("latin-1")
@@ -64,32 +70,34 @@ def key_of(headers: dict[bytes, bytes]) -> str:
 
 
 class DurableHold:
-    """Of the router that has the journal. queue: None where the journal cannot be used.
+    """In the router that has the journal. queue: None if the journal cannot be used.
 
-    read: the request of a journalled one. `start` before the first request, `stop` before the router's.
+    read: makes the request of a journalled one. Call `start` before the first request, and `stop` before
+    the router's.
     """
 
     def __init__(
         self, router: FleetRouter, queue: DurableQueue | None, read: Callable[[HeldRequest], FleetRequest]
     ) -> None:
         self._router, self._queue, self._read = router, queue, read
+        self.journal = queue
         self._runs: dict[str, HeldRun] = {}
         self._tasks: set[asyncio.Task[Any]] = set()
-        self._open = asyncio.Event()  # the table is there: held requests may go on, in their order
+        self._open = asyncio.Event()  # the router has a table: held requests may run, in their order
 
     def start(self) -> None:
         if self._queue is None:
             return
         waiting = self._queue.waiting()
         if waiting:
-            log.info("held requests of the journal wait again", extra={"count": len(waiting)})
+            log.info("held requests were read from the journal and wait again", extra={"count": len(waiting)})
         for held in waiting:
-            self._begin(held)
+            self._begin(held, is_replayed=True)
         self._spawn(self._await_table())
         self._spawn(self._expire())
 
     async def stop(self) -> None:
-        """Requests that wait stay in the journal."""
+        """Stop; requests that wait stay in the journal."""
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
@@ -97,30 +105,29 @@ class DurableHold:
             await asyncio.to_thread(self._queue.close)
 
     async def ask(self, request: FleetRequest, key: str, credentials: Headers) -> UpstreamAnswer:
-        """The answer: of the run or the journal where the key is known, and of the router otherwise."""
+        """The answer: from the run or the journal if the key is known, else from the router."""
         router, queue = self._router, self._queue
         if not router.has_table:
             await router.await_table(request.until)
         entry = router.book.models.get(request.model)
-        is_cold = entry is not None and entry.durable and not router.book.candidates(entry.name)
+        is_cold = entry is not None and entry.durable and router.is_cold(entry.name, request.residency)
         if queue is None:
             if is_cold and request.repeatable:
                 raise _unusable()
             return await router.ask(request)
-        await self._open.wait()  # those of the journal go first
+        await self._open.wait()  # journalled requests go first
         assert isinstance(request.body, bytes)
         try:
             known = queue.find(request.tenant, key, request.path, request.body)
             if known is None:
                 if entry is None or not is_cold or not request.repeatable:
                     return await router.ask(request)
-                held = router.held[entry.name]
-                if max(queue.count(entry.name), len(held)) >= entry.max_held:
-                    raise QueueRefused("queue_full", held.queue.retry_after_s())
+                if max(queue.count(entry.name), router.held.count(entry.name)) >= entry.max_held:
+                    raise QueueRefused("queue_full", router.held.retry_after_s(entry.name))
             headers = [(name.decode("latin-1"), value.decode("latin-1")) for name, value in request.headers]
             place = (key, entry.name if entry is not None else "", request.path, request.body, headers)
             holding = queue.hold(*place, request.tenant, request.priority)
-            # Its client may leave while it is written: what is in the journal runs.
+            # Its client may disconnect during the write: a journalled request runs all the same.
             id = await asyncio.shield(self._spawn(self._accept(queue, holding)))
         except KeyReused as error:
             raise Refusal(422, str(error), "key_reused") from None
@@ -151,7 +158,7 @@ class DurableHold:
             headers = [(name.encode("latin-1"), value.encode("latin-1")) for name, value in stored.headers]
             return whole_answer(stored.status, [*headers, *more], stored.body, is_stream)
         run = self._runs.get(id)
-        if run is None:  # dropped a moment ago: it failed, and its client was told
+        if run is None:  # it has just failed, and its client was told
             raise NoReplica("the held request has just failed; send it again", 1.0)
         return await run.follow(more, is_stream)
 
@@ -164,16 +171,17 @@ class DurableHold:
             self._begin(held)
         return id
 
-    def _begin(self, held: HeldRequest) -> None:
+    def _begin(self, held: HeldRequest, is_replayed: bool = False) -> None:
         run = self._runs[held.id] = HeldRun()
-        self._spawn(self._run(held, run))
+        self._spawn(self._run(held, run, is_replayed))
 
-    async def _run(self, held: HeldRequest, run: HeldRun) -> None:
+    async def _run(self, held: HeldRequest, run: HeldRun, is_replayed: bool) -> None:
+        """is_replayed: the router before this one has reported it as demand."""
         queue, answer = self._queue, None
         assert queue is not None
         try:
             await self._open.wait()
-            answer = await self._router.ask(self._read(held))
+            answer = await self._router.ask(replace(self._read(held), is_counted=is_replayed))
             run.begin(answer.status, answer.headers)
             while (piece := await answer.next()) is not None:
                 run.feed(piece)
@@ -197,7 +205,7 @@ class DurableHold:
                 answer.abort()
 
     async def _store(self, queue: DurableQueue, run: HeldRun, answer: Answer) -> None:
-        """A failure that a client hears of is not kept: the same key starts a new request."""
+        """A failure that reached a client is not kept: the same key starts a new request."""
         try:
             if _is_failure(answer.status) and run.has_clients:
                 await queue.drop(answer.id, "failed")
@@ -228,11 +236,12 @@ class DurableHold:
 
 
 class HoldLink:
-    """Of a router without the journal: it passes requests on to the router that has it."""
+    """In a router without the journal: passes requests on to the router that has it."""
 
     def __init__(self, router: FleetRouter, client: HttpClient, owner: Origin, connect_s: float) -> None:
         self._router, self._client, self._owner = router, client, owner
-        self._timeouts = Timeouts(connect_s, NEVER, NEVER)  # the request's own deadline holds
+        self.journal: DurableQueue | None = None
+        self._timeouts = Timeouts(connect_s, NEVER, NEVER)  # the request's deadline applies
 
     async def ask(self, request: FleetRequest, key: str, credentials: Headers) -> UpstreamAnswer:
         if not self._router.has_table:
@@ -252,7 +261,7 @@ class HoldLink:
     async def _pass_on(
         self, method: str, path: str, headers: Headers, body: bytes, until: float, is_stream: bool
     ) -> UpstreamAnswer:
-        """The owner's answer. While it starts again, ask again: the key names the same request."""
+        """The owner's answer. Asks again while the owner restarts: the key names the same request."""
         down_since: float | None = None
         while True:
             asked_at = time.monotonic()
@@ -270,7 +279,9 @@ class HoldLink:
                 if error.cause not in DEATHS and error.cause != "stale":
                     raise
                 if now - down_since > OWNER_S:
-                    raise NoReplica("the router with the journal of held requests is away", 5.0) from None
+                    raise NoReplica(
+                        "the router with the journal of held requests does not answer", 5.0
+                    ) from None
             await asyncio.sleep(max(RETRY_S - (time.monotonic() - asked_at), RETRY_S / 4))
 
 

@@ -1,7 +1,7 @@
 """HeldRun: one journalled request on its way to a replica, and the clients that read its answer.
 
-The run belongs to the router, not to a connection: it goes on when its client leaves. A client that joins
-late gets the answer from its first byte.
+The run belongs to the router, not to a connection: it continues if its client disconnects. A client that
+joins late gets the answer from its first byte.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ class HeldRun:
         self._error: ProxyError | None = None
         self._is_complete = False
         self._begun = asyncio.Event()
-        self._waiting = 0  # clients that wait for its begin
+        self._waiting = 0  # clients that wait for its beginning
         self._readers: set[UpstreamAnswer] = set()
 
     @property
@@ -63,7 +63,7 @@ class HeldRun:
     # ── for a client ──
 
     async def follow(self, more: Headers, is_stream: bool) -> UpstreamAnswer:
-        """The answer, once its body has begun. more: further headers."""
+        """Returns the answer once its body has begun. more: further headers."""
         self._waiting += 1
         try:
             await self._begun.wait()
@@ -79,7 +79,7 @@ class HeldRun:
 
 
 class _Reading:
-    """Source of a client's answer. A slow client does not slow the run."""
+    """The source of one client's answer. A slow client does not slow the run."""
 
     def __init__(self, readers: set[UpstreamAnswer], reader: UpstreamAnswer) -> None:
         self._readers, self._reader = readers, reader
@@ -97,7 +97,7 @@ class _Reading:
 def whole_answer(
     status: int, headers: Headers, body: bytes, is_stream: bool = False, is_complete: bool = True
 ) -> UpstreamAnswer:
-    """An answer that this process has already."""
+    """An answer that this process already has."""
     answer = UpstreamAnswer(NEVER, NEVER, NEVER, True, is_stream)
     answer.asked_at = answer.last_at = monotonic()
     answer.feed_head(status, headers)

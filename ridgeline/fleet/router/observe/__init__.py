@@ -1,0 +1,1 @@
+"""What the routers of a fleet show of themselves."""
