@@ -1,1 +1,1 @@
-"""The command line: one file per verb; each parses, calls and prints, and holds no logic."""
+"""The command line: one file per verb, `lab` for those of the laboratory; each parses, calls and prints."""

@@ -15,7 +15,7 @@ from ridgeline.engine.config import EngineConfig
 
 if TYPE_CHECKING:
     from ridgeline.engine.client.output import OutputChunk
-    from ridgeline.engine.plan.request import SamplingParams
+    from ridgeline.engine.schedule.request import SamplingParams
     from ridgeline.telemetry.timing import TimingRecord
 
 Message = dict[str, str]

@@ -99,7 +99,7 @@ async def _run(args: argparse.Namespace) -> int:
 
 def _change(args: argparse.Namespace) -> Callable[[dict[str, Any]], None] | None:
     """Changes to every body: --model replaces its model, and --url adds the priority of batches."""
-    from ridgeline.engine.plan.request import BACKGROUND_PRIORITY
+    from ridgeline.engine.schedule.request import BACKGROUND_PRIORITY
 
     if not args.url and not args.model:
         return None

@@ -43,6 +43,8 @@ VERBS = {
     "simulate": "lab.simulate",
     "tune": "lab.tune",
     "profile": "lab.profile",
+    "evaluate": "lab.evaluate",
+    "quantize": "lab.quantize",
     "explain": "lab.explain",
     "lint-prompts": "gateway.lint_prompts",
     "completion": "completion",

@@ -9,6 +9,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from ridgeline.cli import model_export
 from ridgeline.cli.parsing import MODEL_HELP, Verbs, add_verb
 from ridgeline.cli.progress import fetch
 from ridgeline.models.errors import ModelError
@@ -35,6 +36,7 @@ EXAMPLES = """\
   ridgeline models pull smollm2-135m
   ridgeline models rm smollm2-135m
   ridgeline models inspect ./my-model --json
+  ridgeline models export smollm2-135m ./store
   ridgeline models support
 """
 
@@ -50,8 +52,9 @@ PULL_EXAMPLES = """\
 """
 
 REMOVE = """\
-Remove models from the cache: short names from ridgeline's, org/name with all its revisions from the hub's.
-The next use fetches them again. A model that a running server serves is kept, unless --force is given."""
+Remove models from the cache: short names from ridgeline's, org/name with all its revisions from the hub's,
+and copies that came from peers or stores of a fleet. The next use fetches them again. A model that a running
+server serves is kept, unless --force is given."""
 
 REMOVE_EXAMPLES = """\
   ridgeline models rm smollm2-135m
@@ -69,7 +72,8 @@ INSPECT_EXAMPLES = """\
 
 SUPPORT = """\
 Show the families that are served, by backend, and the formats of files with what each backend computes them
-in. `ridgeline models inspect` shows whether one model is served."""
+in; and for which of them inputs (activations) stay unquantized, though files may ask for more. `ridgeline
+models inspect` shows whether one model is served."""
 
 SUPPORT_EXAMPLES = """\
   ridgeline models support
@@ -101,6 +105,8 @@ def add_parser(verbs: Verbs) -> None:
     inspector.add_argument("model", metavar="MODEL", help=f"{MODEL_HELP}, or a config.json")
     inspector.add_argument("--json", action="store_true", help="print JSON, with the whole chat template")
     inspector.set_defaults(run=run_inspect)
+
+    model_export.add_parser(actions)
 
     supporter = add_verb(actions, "support", "show the families and formats", SUPPORT, SUPPORT_EXAMPLES)
     supporter.add_argument("--json", action="store_true", help="print JSON")
@@ -141,20 +147,27 @@ def run_pull(args: argparse.Namespace) -> int:
 
 def run_remove(args: argparse.Namespace) -> int:
     from ridgeline.models.files.hub import remove_repo
-    from ridgeline.models.files.pull import remove
+    from ridgeline.models.files.pull import empty, remove
+    from ridgeline.models.sources.obtain import fetched_folders
 
     for name in args.models:
-        identity = cache_identity(name)
+        fetched, on_hub = fetched_folders(name), hub_id(name) is not None
+        identity = name if fetched and not on_hub else cache_identity(name)
         if not args.force and (record := serving(identity)):
             raise ModelError(
                 f"{name} is served by {record.kind} {record.pid} at {record.url}: stop it first with "
                 f"`ridgeline stop {record.pid}`, or give --force"
             )
         known = find_known(name)
-        freed = remove(known) if known is not None else remove_repo(identity)
-        if freed is None:
+        freed = [empty(folder) for folder in fetched]
+        if known is not None:
+            freed.append(remove(known))
+        elif on_hub:
+            freed.append(remove_repo(identity))
+        total = sum(filter(None, freed))
+        if not total:
             raise ModelError(f"{name} is not in the cache: nothing to remove")
-        print(f"removed {identity} ({freed / 1e6:.0f} MB)", file=sys.stderr)
+        print(f"removed {identity} ({total / 1e6:.0f} MB)", file=sys.stderr)
     return 0
 
 
@@ -175,7 +188,7 @@ def serving(identity: str) -> RunRecord | None:
     for record in running():
         for source in record.sources:
             known, on_hub = find_known(source), hub_id(source)
-            if identity == (known.name if known else on_hub and on_hub.partition("@")[0]):
+            if identity == (known.name if known else on_hub.partition("@")[0] if on_hub else source):
                 return record
     return None
 
@@ -202,7 +215,14 @@ def run_inspect(args: argparse.Namespace) -> int:
 
 
 def run_support(args: argparse.Namespace) -> int:
-    from ridgeline.models.support import BACKENDS, as_json, family_support, format_rows, weights_rows
+    from ridgeline.models.support import (
+        BACKENDS,
+        as_json,
+        family_support,
+        format_rows,
+        input_rows,
+        weights_rows,
+    )
 
     if args.json:
         print(json.dumps(as_json(), indent=2))
@@ -211,8 +231,9 @@ def run_support(args: argparse.Namespace) -> int:
     print_columns([head, *map(support_row, family_support())])
     print()
     print_columns([[head.upper() for head in format_rows()[0]], *format_rows()[1:]])
-    print()
-    print_columns([[head.upper() for head in weights_rows()[0]], *weights_rows()[1:]])
+    for head, *rows in (input_rows(), weights_rows()):
+        print()
+        print_columns([[name.upper() for name in head], *rows])
     return 0
 
 

@@ -15,12 +15,14 @@ from ridgeline.cli.sampling import Sampling
 from ridgeline.engine.config import EngineConfig
 from ridgeline.fleet.config import FleetConfig
 from ridgeline.fleet.config_models import TABLES as MODEL_TABLES
-from ridgeline.fleet.config_models import ModelConfig
+from ridgeline.fleet.config_models import ModelConfig, PlaceConfig
 from ridgeline.fleet.config_substrates import SUBSTRATES, SubstrateConfig
 from ridgeline.gateway.gateway_config import GatewayConfig
 from ridgeline.lab.bench.options import BenchOptions
 from ridgeline.lab.bench.sweeps.options import SweepOptions
+from ridgeline.lab.evaluate.options import EvaluateOptions, GateOptions
 from ridgeline.lab.plan.options import PlanOptions
+from ridgeline.lab.quantize.options import QuantizeOptions
 from ridgeline.lab.traffic.options import TrafficOptions
 from ridgeline.models import support
 from ridgeline.options import markdown_table, options_of
@@ -57,10 +59,14 @@ def markdown(rows: list[list[str]]) -> str:
 def key_table(config: type) -> str:
     """The keys of a table in a file: name, default, meaning."""
     rows = [
-        [f"`{one.name}`", "" if one.default in (None, (), "") else f"`{one.default}`", one.doc]
+        [f"`{one.name}`", "" if one.default in (None, (), "") else f"`{_written(one.default)}`", one.doc]
         for one in options_of(config)
     ]
     return markdown([["key", "default", "meaning"], *rows])
+
+
+def _written(default: object) -> str:
+    return ", ".join(map(str, default)) if isinstance(default, tuple) else str(default)
 
 
 def _codes(flags: tuple[str, ...]) -> str:
@@ -84,6 +90,9 @@ TABLES = {
     "plan": markdown_table(PlanOptions),
     "traffic": markdown_table(TrafficOptions),
     "sweep": markdown_table(SweepOptions),
+    "evaluate": markdown_table(EvaluateOptions),
+    "gate": markdown_table(GateOptions),
+    "quantize": markdown_table(QuantizeOptions),
     "aliases": alias_table(),
     "ignored": ignored_table(),
     "refused": refused_table(),
@@ -91,12 +100,14 @@ TABLES = {
 SUPPORT_TABLES = {
     "families": markdown(support.family_rows()),
     "formats": markdown(support.format_rows()),
+    "inputs": markdown(support.input_rows()),
     "weights": markdown(support.weights_rows()),
 }
 FLEET_TABLES = {
     "fleet_file": key_table(FleetConfig),
     "models": key_table(ModelConfig),
-    **{name: key_table(config) for name, config in MODEL_TABLES.items()},
+    **{f"model_{name}": key_table(config) for name, config in MODEL_TABLES.items()},
+    "places": key_table(PlaceConfig),
     "substrate": key_table(SubstrateConfig),
     **{f"substrate_{name}": key_table(config) for name, config in SUBSTRATES.items()},
 }

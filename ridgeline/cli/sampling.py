@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from ridgeline.options import option
 
 if TYPE_CHECKING:
-    from ridgeline.engine.plan.request import SamplingParams
+    from ridgeline.engine.schedule.request import SamplingParams
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +41,7 @@ class Sampling:
 
     def check(self) -> None:
         """Raise InvalidRequest for a wrong value, before a model is loaded."""
-        from ridgeline.engine.plan.request import SamplingParams
+        from ridgeline.engine.schedule.request import SamplingParams
 
         self.params(SamplingParams())
 

@@ -99,7 +99,7 @@ def run(args: argparse.Namespace) -> int:
     logs.setup(server.log_level, server.log_format)
     print_notes(args)
     check(server)
-    for setup in setups:
+    for setup in () if server.weight_sources else setups:
         fetch(setup.engine.model, logs.for_people())
     return serve(setups, server)
 

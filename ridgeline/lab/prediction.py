@@ -35,6 +35,7 @@ class Prediction(msgspec.Struct, frozen=True):
     traffic: dict[str, Any]  # its description: source, rate, lengths, seed
     metrics: dict[str, Interval]
     uncorrected: dict[str, Interval] = {}  # of corrected metrics: the values before correction
+    formats: list[dict[str, Any]] = []  # weight formats: speed, and the verdict of the quality gate
     caveats: list[str] = []  # what lies outside the fitted range
     made_at: str = ""  # ISO 8601
     version: int = VERSION

@@ -11,7 +11,7 @@ import pytest
 
 from ridgeline.cli.batch import summary
 from ridgeline.cli.main import main
-from ridgeline.engine.plan.request import BACKGROUND_PRIORITY
+from ridgeline.engine.schedule.request import BACKGROUND_PRIORITY
 from ridgeline.server.batches.answering import LineSender
 from ridgeline.server.batches.inner import Reply
 from ridgeline.server.batches.offline import (

@@ -19,7 +19,7 @@ async def test_a_sweep_prints_a_line_for_each_load_and_goes_on(
     out = tmp_path / "sweep"
     async with mock_server(20.0, 2.0) as mock:
         command = ["bench", "sweep", f"http://127.0.0.1:{mock.port}", "--out", str(out), "--no-selftest"]
-        command += ["--point-s", "0.5", "--input", "20", "--output", "5", "--warmup", "0"]
+        command += ["--point-s", "1", "--input", "20", "--output", "5", "--warmup", "0"]
         first = await asyncio.to_thread(main, [*command, "--over", "concurrency", "--values", "1,4"])
         printed = capsys.readouterr().out
         assert first == 0

@@ -12,6 +12,7 @@ import ridgeline
 from ridgeline.cli import models
 from ridgeline.cli.main import build_parser, main
 from ridgeline.models.errors import ModelNotFound
+from tests.patience import PATIENCE_S
 
 HEAVY = (
     "torch",
@@ -163,7 +164,7 @@ def test_a_reader_that_leaves_is_no_error_message() -> None:
     process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
     assert process.stdout is not None
     process.stdout.close()  # before anything is written
-    _, shown = process.communicate(timeout=30)
+    _, shown = process.communicate(timeout=PATIENCE_S)
     assert (process.returncode, shown) == (141, b"")
 
 

@@ -16,6 +16,7 @@ import pytest
 from ridgeline.cli.flags.command_tree import Command, commands
 from ridgeline.cli.flags.shells import SHELLS
 from ridgeline.cli.main import VERBS, build_parser
+from tests.patience import PATIENCE_S
 
 MODELS = ["smollm2-135m", "gemma3-270m"]
 needs_bash = pytest.mark.skipif(shutil.which("bash") is None, reason="there is no bash")
@@ -48,7 +49,7 @@ class Bash:
     def type(self, text: str) -> None:
         os.write(self.terminal, text.encode())
 
-    def read_until(self, mark: str, timeout_s: float = 30.0) -> str:
+    def read_until(self, mark: str, timeout_s: float = PATIENCE_S) -> str:
         text, deadline = "", time.monotonic() + timeout_s
         while mark not in text:
             left = deadline - time.monotonic()

@@ -179,6 +179,18 @@ def test_a_misspelling_is_answered_by_its_spelling_and_nonsense_by_nothing() -> 
 
 
 @pytest.mark.parametrize(
+    ("flag", "meant"),
+    [
+        ("--max-model-lenn", "--max-model-len"),
+        ("--gpu-memory-utilisation", "--gpu-memory-utilization"),
+        ("--enable-prefix-cachin", "--enable-prefix-caching"),
+    ],
+)
+def test_a_misspelt_flag_of_another_tool_is_answered_by_its_own_spelling(flag: str, meant: str) -> None:
+    assert flag_suggestion(flag, parser_of("serve")) == f"; did you mean {meant}?"
+
+
+@pytest.mark.parametrize(
     ("words", "said"),
     [
         (["serv"], "ridgeline: unknown verb 'serv'; did you mean `serve`?"),

@@ -46,7 +46,7 @@ def test_place_says_why_and_repacks_after_a_failure(
     assert main(["fleet", "place", str(path)]) == 0
     printed = capsys.readouterr().out
     assert "2 in a (eu, on-demand): $1.00/h each; the best allowed pool" in printed
-    assert "better ones are full: a" in printed
+    assert "better pools are full: a" in printed
     assert main(["fleet", "place", str(path), "--json"]) == 0
     current = tmp_path / "placement.json"
     current.write_text(capsys.readouterr().out)

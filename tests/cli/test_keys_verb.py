@@ -23,6 +23,7 @@ from ridgeline.gateway.tenants.store import Store
 from ridgeline.web.connection import ConnectionLimits
 from ridgeline.web.listener import HttpServer
 from tests.conftest import free_port
+from tests.patience import PATIENCE_S
 
 
 @dataclass
@@ -44,7 +45,7 @@ class Gateway:
         return json.loads(self.run(*words, "--json")[0])
 
     def key_table(self) -> KeyTable:
-        changes = asyncio.run_coroutine_threadsafe(self.store.changes(0), self.loop).result(10)
+        changes = asyncio.run_coroutine_threadsafe(self.store.changes(0), self.loop).result(PATIENCE_S)
         return KeyTable(self.store.server_secret).apply(changes)
 
 
@@ -62,7 +63,7 @@ def gateway(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Iterator[Gate
         stores.append(Store(StoreConfig(), tmp_path))
         config = AdminConfig(wrong_key_delay_s=0)
         app = admin_app(stores[0], config, AdminKeys(key_file), endpoints=("chat", "messages"))
-        server = HttpServer(app, ConnectionLimits(32768, 10.0, 16, None))
+        server = HttpServer(app, ConnectionLimits(32768, PATIENCE_S, 16, None))
         servers.append(server)
         await server.serve(sockets=[listener])
         await stores[0].close()
@@ -73,7 +74,7 @@ def gateway(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Iterator[Gate
         thread.join(0.01)
     yield Gateway(f"http://127.0.0.1:{port}", key_file, stores[0], loop, capsys)
     servers[0].should_exit = True
-    serving.result(10)
+    serving.result(PATIENCE_S)
     loop.call_soon_threadsafe(loop.stop)
     thread.join()
     loop.close()

@@ -16,7 +16,7 @@ from ridgeline.cli.answers import AnswerStats, Message, Piece
 from ridgeline.cli.main import main
 from ridgeline.cli.run import read_prompt, take_model
 from ridgeline.cli.sampling import Sampling
-from ridgeline.engine.plan.request import SamplingParams
+from ridgeline.engine.schedule.request import SamplingParams
 from ridgeline.models.errors import TemplateError
 from ridgeline.options import OptionError
 

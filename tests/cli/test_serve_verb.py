@@ -74,7 +74,9 @@ def test_a_question_the_server_refuses_is_exit_code_1_with_its_reason(
 
 def test_a_model_that_is_not_there_leaves_no_state_behind(tmp_path: Path) -> None:
     words = [sys.executable, "-m", "ridgeline.cli.main", "serve", str(tmp_path / "none.gguf"), "--port", "0"]
-    ended = subprocess.run(words, env=os.environ | {"TMPDIR": str(tmp_path)}, capture_output=True, timeout=60)
+    ended = subprocess.run(
+        words, env=os.environ | {"TMPDIR": str(tmp_path)}, capture_output=True, timeout=PATIENCE_S
+    )
     assert (ended.returncode, b"none.gguf" in ended.stderr) == (1, True)
     assert list(tmp_path.iterdir()) == []
 

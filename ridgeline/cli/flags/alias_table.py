@@ -158,7 +158,7 @@ ALIASES: tuple[Alias, ...] = (
         ("-ctk", "-ctv", "--cache-type-k", "--cache-type-v"),
         LLAMA_CPP,
         "engine.kv_dtype",
-        values={"f32": "float32", "bf16": "bfloat16", "q8_0": "int8"},
+        values={"f32": "float32", "bf16": "bfloat16", "q8_0": "int8", "q4_0": "int4"},
         remark="keys and values have one type",
     ),
     Alias(("--cache-prompt",), LLAMA_CPP, "engine.prefix_cache", const=True),
@@ -301,7 +301,7 @@ REFUSED: tuple[Refused, ...] = (
         ("--speculative-config", "-md", "--model-draft"),
         f"{VLLM}, {LLAMA_CPP}",
         "engine",
-        "speculative decoding is not supported",
+        "draft models are not supported; --speculate suffix guesses from text (CPU)",
     ),
     Refused(
         ("--enable-lora", "--lora-modules", "--lora"),

@@ -9,6 +9,7 @@ import re
 from collections.abc import Iterable, Sequence
 
 SPELLING = 0.75  # share of equal characters from which a word is a misspelling
+ALIAS_SPELLING = 0.92  # the same for flags of other tools: there are many, and some mean the opposite
 CLOSE = 0.8  # a second flag with this share of the best score is named too
 ENOUGH = 1.0  # least score: one word of the flag's meaning that few other flags share
 
@@ -67,20 +68,22 @@ _COMMON = frozenset(_COMMON_TEXT.split())
 
 def flag_suggestion(flag: str, parser: argparse.ArgumentParser) -> str:
     """`; did you mean --port (port to listen on)?`, or nothing."""
-    shown = {
+    flags = {
         string: action
         for action in parser._actions
         for string in action.option_strings
-        if string.startswith("--") and action.help is not argparse.SUPPRESS
+        if string.startswith("--")
     }
+    shown = {string: action for string, action in flags.items() if action.help is not argparse.SUPPRESS}
     if not flag.startswith("-"):
         return ""
-    names = {string.lstrip("-"): string for string in shown}
-    spelled = [names[n] for n in difflib.get_close_matches(flag.lstrip("-"), names, n=1, cutoff=SPELLING)]
+    spelled = _by_spelling(flag, shown, SPELLING)
+    aliases = _by_spelling(flag, flags.keys() - shown.keys(), ALIAS_SPELLING)
+    spelled = sorted(spelled + aliases, key=lambda string: -_likeness(flag, string))[:1]
     meant = spelled or [_negated(flag, string, shown) for string in _by_meaning(flag, shown)]
     if not meant:
         return ""
-    first = shown[meant[0]]
+    first = flags[meant[0]]
     help_text = "" if spelled or not first.help else f" ({_short(first.help)})"
     return f"; did you mean {' or '.join(meant)}{help_text if len(meant) == 1 else ''}?"
 
@@ -91,6 +94,16 @@ def verb_suggestion(word: str, verbs: Iterable[str], others: dict[str, str]) -> 
     if word in others:
         return f"; did you mean `{others[word]}`?"
     return f"; did you mean `{near[0]}`?" if near else ""
+
+
+def _by_spelling(flag: str, known: Iterable[str], cutoff: float) -> list[str]:
+    """The flag with the nearest spelling, if it is near enough. The dashes do not count."""
+    names = {string.lstrip("-"): string for string in sorted(known)}
+    return [names[name] for name in difflib.get_close_matches(flag.lstrip("-"), names, n=1, cutoff=cutoff)]
+
+
+def _likeness(flag: str, string: str) -> float:
+    return difflib.SequenceMatcher(None, string.lstrip("-"), flag.lstrip("-")).ratio()
 
 
 def _negated(flag: str, meant: str, shown: dict[str, argparse.Action]) -> str:

@@ -1,1 +1,1 @@
-"""The verbs of the fleet: up, check, status, scale, roll, drain, down, logs, events."""
+"""The verbs of `ridgeline fleet`."""

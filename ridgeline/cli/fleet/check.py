@@ -1,4 +1,4 @@
-"""`ridgeline fleet check`, and what `up` and `roll` check too: options of `ridgeline serve`, warnings."""
+"""`ridgeline fleet check`, and the checks that `up` and `roll` share with it."""
 
 from __future__ import annotations
 
@@ -10,11 +10,13 @@ from typing import Any
 
 from ridgeline.cli.parsing import Verbs, add_verb, path_argument
 from ridgeline.fleet.config import FleetSettings, read_fleet
+from ridgeline.fleet.config_models import FleetModel
 from ridgeline.options import OptionError, build, by_name, check_values, nearest, options_of
+from ridgeline.replica.weight_sources import shown
 
 DESCRIPTION = """\
-Check fleet.toml and print what it would run, without starting anything: every key, the options of `ridgeline
-serve` below [models.serve], budgets, and settings that work against each other."""
+Check fleet.toml and print what it would run, without starting anything. Checks every key, the options of
+`ridgeline serve` below [models.serve], the budgets, and settings that contradict each other."""
 
 EXAMPLES = """\
   ridgeline fleet check fleet.toml
@@ -31,18 +33,26 @@ def run(args: argparse.Namespace) -> int:
     settings = read_checked(args.file)
     for model in settings.models:
         scaling = f"{model.scaling.min} to {model.scaling.max} replicas" if model.scales else "not scaled"
-        print(
-            f"{model.name}: {model.model.replicas} × {model.source}, {scaling}, version {model.version}, "
-            f"{model.model.replicas * model.resources.price:g} per hour"
-        )
+        print(f"{model.name}: {model.model.replicas} × {model.source}, {scaling}, version {model.version}")
+        print(f"  {cost_text(model)}")
+        print(f"  weights from {', '.join(map(shown, model.weights.sources))}")
     for warning in warnings(settings):
         print(f"warning: {warning}", file=sys.stderr)
     print(f"{args.file}: the configuration is valid")
     return 0
 
 
+def cost_text(model: FleetModel) -> str:
+    """The cost of its replicas at the start. The file does not name a currency."""
+    count, price = model.model.replicas, model.resources.price
+    return (
+        f"cost {count * price:g} per hour, in the currency of [models.resources] price: "
+        f"{count} {'replica' if count == 1 else 'replicas'} at {price:g}"
+    )
+
+
 def read_checked(path: Path, flags: Mapping[str, Any] | None = None) -> FleetSettings:
-    """fleet.toml with everything checked that can be checked without starting a replica."""
+    """Read fleet.toml and check all that can be checked without starting a replica."""
     settings = read_fleet(path, flags)
     for model in settings.models:
         check_serve(model.serve, f"{path}: [[models]] {model.name}: [models.serve] ")
@@ -50,7 +60,7 @@ def read_checked(path: Path, flags: Mapping[str, Any] | None = None) -> FleetSet
 
 
 def check_serve(values: Mapping[str, Any], where: str) -> None:
-    """OptionError for what `ridgeline serve` would refuse, with the nearest option."""
+    """Raise OptionError for options that `ridgeline serve` would refuse, with the nearest option."""
     from ridgeline.engine.config import EngineConfig
     from ridgeline.server.config import ServerConfig
 
@@ -78,7 +88,8 @@ def warnings(settings: FleetSettings) -> list[str]:
 
     if not is_loopback(fleet.host) and not fleet.api_keys and fleet.api_key_file is None:
         found.append(
-            f"[fleet] host {fleet.host} without api_keys: every machine that reaches it may use the fleet"
+            f"[fleet] host is {fleet.host} and there are no api_keys: every machine that reaches it may use "
+            "the fleet"
         )
     for model in settings.models:
         scaling = model.scaling
@@ -89,8 +100,8 @@ def warnings(settings: FleetSettings) -> list[str]:
             )
         if model.scales and scaling.min == 0 and model.limits.cold_s < 30:
             found.append(
-                f"{model.name}: cold_s is {model.limits.cold_s:g} s: requests may end before one is ready"
+                f"{model.name}: cold_s is {model.limits.cold_s:g} s: requests may fail before a start ends"
             )
         if fleet.drain_s < 5:
-            found.append(f"drain_s is {fleet.drain_s:g}: longer answers move to another replica or fail")
+            found.append(f"drain_s is {fleet.drain_s:g} s: longer answers move to another replica or fail")
     return found

@@ -1,4 +1,4 @@
-"""`ridgeline fleet scale | roll | drain | events | logs`: one request to the controller each."""
+"""`ridgeline fleet scale | roll | drain | events | logs`: each sends one request to the controller."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import json
 import sys
 import time
 import tomllib
+from collections.abc import Mapping
 from typing import Any
 
 from ridgeline.cli.fleet.control_client import ControlClient, add_fleet_flags
@@ -14,27 +15,29 @@ from ridgeline.cli.parsing import Verbs, add_verb
 from ridgeline.options import OptionError
 
 SCALE = """\
-Set the number of replicas of a model. It is kept within what fleet.toml allows. With [models.scaling], the
-autoscaler goes on from there. Replicas that are no longer wanted finish their requests first."""
+Set the number of replicas of a model, within the limits of fleet.toml. With [models.scaling], the
+autoscaler may change it again. A replica that is removed finishes its requests first."""
 
 ROLL = """\
-Replace the replicas of a model by ones with other settings, without a failed request: those of the changed
-fleet.toml, or of --set. First one new replica, the canary, gets a small share of requests. It is compared
-with the old version; more errors or a longer time to first token turn the rollout back. [models.rollout] has
-the limits. The command returns at once; `ridgeline fleet status` shows the rollout, --wait waits."""
+Replace the replicas of a model by replicas with the settings of the changed fleet.toml, or of --set, without
+a failed request. First one new replica, the canary, gets a small share of requests. It is compared with the
+old version: more errors or a longer time to first token roll back. [models.rollout] has the limits. New
+models of fleet.toml start, and models that were removed from it are drained. The command returns at once;
+`ridgeline fleet status` shows the rollout, and --wait waits for its end, and for replicas that move to other
+places."""
 
 DRAIN = """\
-Drain one replica: it gets no new request, finishes those that run, and ends. Another one takes its place if
-it is still wanted."""
+Drain one replica: it gets no new request, finishes its running ones, and ends. The controller starts another
+one if the target needs it."""
 
-EVENTS = "Every decision of the controller with its explanation: starts, losses, scaling, rollouts."
+EVENTS = "Show every decision of the controller with its reason: starts, losses, scaling, rollouts."
 
-LOGS = "The end of a replica's log."
+LOGS = "Show the end of a replica's log."
 
 
 def add_parser(verbs: Verbs) -> None:
     parser = add_verb(verbs, "scale", "set the number of replicas", SCALE, "  ridgeline fleet scale chat 4\n")
-    parser.add_argument("model", metavar="MODEL", help="its name or an alias in fleet.toml")
+    parser.add_argument("model", metavar="MODEL", help="name or alias of the model in fleet.toml")
     parser.add_argument("replicas", type=int, metavar="N", help="replicas")
     add_fleet_flags(parser)
     parser.set_defaults(run=scale)
@@ -49,30 +52,38 @@ def add_parser(verbs: Verbs) -> None:
         "--set",
         action="append",
         metavar="OPTION=VALUE",
-        help="an option of `ridgeline serve`, or source=MODEL; repeatable. The file keeps its value",
+        help="an option of `ridgeline serve`, or source=MODEL; repeatable. fleet.toml is not changed",
     )
-    parser.add_argument("--back", action="store_true", help="turn the rollout under way back")
-    parser.add_argument("--wait", action="store_true", help="wait for its end; exit code 1 if it went back")
+    parser.add_argument("--back", action="store_true", help="roll the current rollout back")
+    parser.add_argument("--wait", action="store_true", help="wait for the end; exit code 1 after a rollback")
     add_fleet_flags(parser)
     parser.set_defaults(run=roll)
 
-    parser = add_verb(verbs, "drain", "end one replica gently", DRAIN, "  ridgeline fleet drain chat-3\n")
+    parser = add_verb(
+        verbs, "drain", "end one replica after its requests", DRAIN, "  ridgeline fleet drain chat-3\n"
+    )
     parser.add_argument("replica", metavar="REPLICA", help="its id, as in `ridgeline fleet status`")
     add_fleet_flags(parser)
     parser.set_defaults(run=drain)
 
     examples = "  ridgeline fleet events -n 20\n  ridgeline fleet events --follow --model chat\n"
-    parser = add_verb(verbs, "events", "show what the controller decided", EVENTS, examples)
-    parser.add_argument("-n", "--last", type=int, default=50, metavar="N", help="the last N (default: 50)")
-    parser.add_argument("--model", metavar="MODEL", help="of this model only")
-    parser.add_argument("-f", "--follow", action="store_true", help="go on with new ones")
-    parser.add_argument("--json", action="store_true", help="one JSON object per line, with all figures")
+    parser = add_verb(verbs, "events", "show the controller's decisions", EVENTS, examples)
+    parser.add_argument(
+        "-n", "--last", type=int, default=50, metavar="N", help="show the last N events (default: 50)"
+    )
+    parser.add_argument("--model", metavar="MODEL", help="show only events of this model")
+    parser.add_argument("-f", "--follow", action="store_true", help="keep running and show new events")
+    parser.add_argument(
+        "--json", action="store_true", help="print one JSON object per line, with all figures"
+    )
     add_fleet_flags(parser)
     parser.set_defaults(run=events)
 
     parser = add_verb(verbs, "logs", "show a replica's log", LOGS, "  ridgeline fleet logs chat-3\n")
     parser.add_argument("replica", metavar="REPLICA", help="its id, as in `ridgeline fleet status`")
-    parser.add_argument("--bytes", type=int, default=65536, metavar="N", help="the last N (default: 65536)")
+    parser.add_argument(
+        "--bytes", type=int, default=65536, metavar="N", help="show the last N bytes (default: 65536)"
+    )
     add_fleet_flags(parser)
     parser.set_defaults(run=logs)
 
@@ -86,7 +97,7 @@ def scale(args: argparse.Namespace) -> int:
 
 def roll(args: argparse.Namespace) -> int:
     if args.back and args.set:
-        raise OptionError("give --back or --set, not both")
+        raise OptionError("use either --back or --set, not both")
     client = ControlClient.of(args)
     options = settings_of(args.set or [])
     if options:
@@ -96,19 +107,27 @@ def roll(args: argparse.Namespace) -> int:
     done = client.post("/fleet/roll", {"model": args.model, "set": options, "back": args.back})
     for one in done["rolling"]:
         print(f"{one['model']}: rolling from {one['from']} to {one['to']}")
-    if not done["rolling"]:
-        print("nothing to roll out: every replica runs the settings of the file")
+    for name in done.get("added", []):
+        print(f"{name}: added; its replicas start")
+    for name in done.get("removed", []):
+        print(f"{name}: removed; its replicas drain")
+    for one in done.get("moving", []):
+        print(f"{one['model']}: {one['replicas']} replicas move to {', '.join(one['places'])}")
+    for name in done.get("applied", []):
+        print(f"{name}: applied")
+    if not any(done.values()):
+        print("nothing to roll out: every replica already runs the settings of fleet.toml")
         return 0
-    return _wait(client, [one["model"] for one in done["rolling"]]) if args.wait else 0
+    return wait_for(client, done) if args.wait else 0
 
 
 def settings_of(given: list[str]) -> dict[str, Any]:
-    """OPTION=VALUE, with VALUE as in TOML, or else a text."""
+    """Read OPTION=VALUE. VALUE is TOML, or else a text."""
     found: dict[str, Any] = {}
     for word in given:
         name, equals, text = word.partition("=")
         if not equals or not name:
-            raise OptionError(f"--set {word!r}: write OPTION=VALUE")
+            raise OptionError(f"--set {word!r} is not OPTION=VALUE")
         try:
             found[name.replace("-", "_")] = tomllib.loads(f"value = {text}")["value"]
         except tomllib.TOMLDecodeError:
@@ -116,23 +135,46 @@ def settings_of(given: list[str]) -> dict[str, Any]:
     return found
 
 
-def _wait(client: ControlClient, names: list[str]) -> int:
+def wait_for(client: ControlClient, done: Mapping[str, Any]) -> int:
+    """Wait until rollouts and moves have ended. done: the controller's answer to /fleet/roll."""
+    rolled = [one["model"] for one in done["rolling"]]
+    moved = {one["model"]: one["replicas"] for one in done.get("moving", [])}
+    names = dict.fromkeys([*rolled, *moved])
     shown: dict[str, str] = {}
     while True:
         models = {one["name"]: one for one in client.get("/fleet/status")["models"]}
         for name in names:
-            state = models[name]["rollout"] or models[name]["last_rollout"]
+            state = _progress(models[name], name in rolled, moved.get(name, 0))
             if shown.get(name) != state:
                 shown[name] = state
                 print(f"{name}: {state}", flush=True)
-        if not any(models[name]["rollout"] for name in names):
-            return 1 if any("rolled_back" in models[name]["last_rollout"] for name in names) else 0
+        moving = [name for name, count in moved.items() if _is_moving(models[name], count)]
+        if not moving and not any(models[name]["rollout"] for name in rolled):
+            return 1 if any("rolled_back" in models[name]["last_rollout"] for name in rolled) else 0
         time.sleep(0.3)
+
+
+def _is_moving(model: Mapping[str, Any], count: int) -> bool:
+    """count: replicas that had to move. Those that the autoscaler wants beside them are not waited for."""
+    return bool(model["moving"]) or model["serving"] < min(model["target"], count)
+
+
+def _progress(model: Mapping[str, Any], rolls: bool, moves: int) -> str:
+    if model["rollout"]:
+        return str(model["rollout"])
+    parts = [str(model["last_rollout"])] if rolls else []
+    if moves and not _is_moving(model, moves):
+        parts.append(f"{model['serving']} replicas serve at its places")
+    elif moves:
+        blocked = f" ({model['blocked']})" if model["blocked"] else ""
+        move = f"{model['moving']} replicas still move" if model["moving"] else "the new replicas start"
+        parts.append(move + blocked)
+    return "; ".join(parts)
 
 
 def drain(args: argparse.Namespace) -> int:
     done = ControlClient.of(args).post("/fleet/drain", {"replica": args.replica})
-    print(f"{done['replica']} drains: requests that run have {done['drain_s']:g} s")
+    print(f"{done['replica']} drains: running requests have {done['drain_s']:g} s to finish")
     return 0
 
 

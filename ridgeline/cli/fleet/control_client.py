@@ -26,17 +26,19 @@ def add_fleet_flags(parser: argparse.ArgumentParser) -> None:
         "--state-dir",
         type=path_argument,
         metavar="DIR",
-        help="its state directory (default: that of the fleet that runs on this machine)",
+        help="state directory of the fleet (default: that of the fleet running on this machine)",
     )
     group.add_argument("--config", type=path_argument, metavar="FILE", help="its fleet.toml")
-    group.add_argument("--url", metavar="URL", help="its control API over TCP ([fleet] control_host)")
+    group.add_argument(
+        "--url", metavar="URL", help="URL of the fleet's control API over TCP ([fleet] control_host)"
+    )
     group.add_argument(
         "--token-file", type=path_argument, metavar="FILE", help="file with the control token, for --url"
     )
 
 
 def state_dir_of(args: argparse.Namespace) -> Path:
-    """Of the flags; else of the only fleet that runs; else the default."""
+    """The state directory of the flags; else of the only running fleet; else the default."""
     if args.state_dir is not None:
         return Path(args.state_dir)
     if args.config is not None:
@@ -46,7 +48,7 @@ def state_dir_of(args: argparse.Namespace) -> Path:
     found = running_fleets()
     if len(found) > 1:
         shown = ", ".join(f"{one.state_dir} ({one.url})" for one in found)
-        raise OptionError(f"{len(found)} fleets run: choose one with --state-dir: {shown}")
+        raise OptionError(f"{len(found)} fleets are running; choose one with --state-dir: {shown}")
     return Path(found[0].state_dir) if found else state_home() / "fleet"
 
 
@@ -81,7 +83,7 @@ class ControlClient:
             return answer.read()
 
     def lines(self, path: str, **query: Any) -> Iterator[Any]:
-        """Each line of a stream as it arrives. It ends with the controller."""
+        """Yield each line of a stream as it arrives, until the controller ends."""
         with self._ask("GET", _with_query(path, query), None, timeout_s=None) as answer:
             try:
                 for line in answer:
@@ -127,7 +129,7 @@ class ControlClient:
 
 
 class NoController(RemoteError):
-    """None listens there."""
+    """No controller listens there."""
 
 
 class _UnixConnection(http.client.HTTPConnection):

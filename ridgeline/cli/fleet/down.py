@@ -1,4 +1,4 @@
-"""`ridgeline fleet down`: ends routers and replicas; also those that a killed controller left."""
+"""`ridgeline fleet down`: ends routers and replicas, also those that a killed controller left."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from ridgeline.cli.fleet.control_client import ControlClient, NoController, add_
 from ridgeline.cli.parsing import Verbs, add_verb
 
 DESCRIPTION = """\
-End the fleet: routers take no new connection, requests that run may finish within [fleet] drain_s, then the
-replicas end. Also ends what is left of a fleet whose controller was killed. Returns when none is left."""
+End the fleet: routers accept no new connection, running requests have [fleet] drain_s to finish, then the
+replicas end. Also ends replicas and routers whose controller was killed. Returns when all have ended."""
 
 EXAMPLES = """\
   ridgeline fleet down
@@ -25,7 +25,11 @@ POLL_S = 0.1
 def add_parser(verbs: Verbs) -> None:
     parser = add_verb(verbs, "down", "end the fleet", DESCRIPTION, EXAMPLES)
     parser.add_argument(
-        "--timeout-s", type=float, default=600.0, metavar="X", help="fail after this time (default: 600)"
+        "--timeout-s",
+        type=float,
+        default=600.0,
+        metavar="X",
+        help="fail if the fleet has not ended after this many seconds (default: 600)",
     )
     add_fleet_flags(parser)
     parser.set_defaults(run=run)
@@ -47,7 +51,7 @@ def run(args: argparse.Namespace) -> int:
     except NoController:
         print(f"the fleet at {client.where} has ended", file=sys.stderr)
         return 0
-    raise RemoteError(f"the fleet at {client.where} still runs after {args.timeout_s:g} s")
+    raise RemoteError(f"the fleet at {client.where} is still running after {args.timeout_s:g} s")
 
 
 def _end_left(args: argparse.Namespace) -> int:
@@ -63,6 +67,6 @@ def _end_left(args: argparse.Namespace) -> int:
         settings = FleetSettings(FleetConfig(state_dir=state_dir), substrate_options=LocalConfig())
     ended = asyncio.run(end_left(state_dir, make_substrate(settings), settings.fleet.drain_s))
     if not ended:
-        raise RemoteError(f"no fleet runs at {state_dir}")
-    print(f"no controller ran; ended {', '.join(ended)}", file=sys.stderr)
+        raise RemoteError(f"no fleet is running at {state_dir}")
+    print(f"no controller was running; ended {', '.join(ended)}", file=sys.stderr)
     return 0

@@ -10,8 +10,8 @@ from ridgeline.cli.parsing import VerbGroup, Verbs, add_verb
 DESCRIPTION = """\
 Run many replicas of one or more models as one service: `fleet up` starts the replicas that a file describes
 and the routers in front of them, replaces replicas that die, scales them with the traffic, and rolls out new
-settings without a failed request. The other verbs talk to the fleet that runs on this machine; --state-dir,
---config or --url choose another one."""
+settings without a failed request. The other verbs talk to the fleet running on this machine; choose another
+one with --state-dir, --config or --url."""
 
 EXAMPLES = """\
   ridgeline fleet up --print-example > fleet.toml

@@ -1,4 +1,4 @@
-"""`ridgeline fleet place`: where replicas would run, over the capacity pools of a file. Starts nothing."""
+"""`ridgeline fleet place`: places replicas over the capacity pools of a file. Starts nothing."""
 
 from __future__ import annotations
 
@@ -30,10 +30,13 @@ def add_parser(verbs: Verbs) -> None:
         action="append",
         default=[],
         metavar="POOL",
-        help="treat this pool as down; may be repeated",
+        help="treat this pool as down; repeatable",
     )
     parser.add_argument(
-        "--current", type=path_argument, metavar="FILE", help="present placement, as --json prints it"
+        "--current",
+        type=path_argument,
+        metavar="FILE",
+        help="file with the current placement, as --json prints it",
     )
     parser.add_argument("--json", action="store_true", help="print the placement as JSON")
     parser.set_defaults(run=run)
@@ -58,7 +61,7 @@ def run(args: argparse.Namespace) -> int:
         print(json.dumps({"replicas": found.replicas, "price": found.price, "moved": found.moved}, indent=1))
     else:
         print("\n".join(explain(file, found, current)))
-        moved = f"; {found.moved} replicas leave a pool that works" if found.moved else ""
+        moved = f"; {found.moved} replicas leave a working pool" if found.moved else ""
         print(f"${found.price:,.2f} per hour{moved}")
     return 1 if found.unplaced else 0
 
@@ -73,4 +76,4 @@ def _read_current(path: Path) -> dict[str, dict[str, int]]:
     except OSError as error:
         raise OptionError(f"{path}: cannot be read: {error.strerror}") from error
     except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise OptionError(f"{path}: not a placement as `fleet place --json` prints it") from error
+        raise OptionError(f"{path}: not a placement in the form of `fleet place --json`") from error

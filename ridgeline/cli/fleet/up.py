@@ -15,19 +15,20 @@ from ridgeline.cli.parsing import Verbs, add_verb, path_argument
 from ridgeline.cli.progress import fetch
 from ridgeline.fleet.config import FleetConfig, FleetSettings
 from ridgeline.options import OptionError, add_flags, given_flags
+from ridgeline.replica.weight_sources import HUB, WORDS
 from ridgeline.telemetry import logs
 
 DESCRIPTION = """\
-Start the fleet of a file: its replicas, and routers on one port in front of them. Models are fetched first.
+Start the fleet of a file: its replicas, and routers on one port before them. Models are downloaded first.
 The controller runs in the foreground; Ctrl-C lets running requests finish, then ends everything; a second
 Ctrl-C ends it at once. With --detach it runs in the background, and the command returns when it serves.
-Replicas and routers that run already, of a controller that was killed, are taken over without a pause.
-Flags override the [fleet] table."""
+Replicas and routers that a killed controller left running are adopted without a pause. Flags override the
+[fleet] table."""
 
 EXAMPLES = """\
   ridgeline fleet up --print-example > fleet.toml && ridgeline fleet up fleet.toml
   ridgeline fleet up fleet.toml --port 9000 --detach
-  ridgeline fleet up fleet.toml --standby          # takes over when the running controller ends
+  ridgeline fleet up fleet.toml --standby          # take over when the running controller ends
 """
 
 EXAMPLE_FILE = """\
@@ -45,13 +46,13 @@ replicas = 2
 [models.serve]                    # any option of `ridgeline serve`
 kv_tokens = 16384
 
-# [models.scaling]                # without it, the number of replicas stays as it is set
+# [models.scaling]                # without it, the number of replicas is fixed
 # min = 1                         # 0: scale to zero
 # max = 4
 
 # [models.rollout]
 # surge = 1                       # new replicas beyond the wanted number
-# canary = 0.1                    # share of requests of the first new replica
+# canary = 0.1                    # share of all requests for the first new replica
 """
 
 
@@ -60,7 +61,7 @@ def add_parser(verbs: Verbs) -> None:
     parser.add_argument("file", nargs="?", type=path_argument, metavar="FILE", help="fleet.toml")
     parser.add_argument("--detach", action="store_true", help="run in the background")
     parser.add_argument(
-        "--standby", action="store_true", help="wait while another controller runs on the state directory"
+        "--standby", action="store_true", help="wait while another controller uses the state directory"
     )
     parser.add_argument("--print-example", action="store_true", help="print a small fleet.toml and exit")
     add_flags(parser, "fleet", FleetConfig, title="fleet")
@@ -72,7 +73,7 @@ def run(args: argparse.Namespace) -> int:
         print(EXAMPLE_FILE, end="")
         return 0
     if args.file is None:
-        raise OptionError("give the file: `ridgeline fleet up fleet.toml`; --print-example prints one")
+        raise OptionError("name the file: `ridgeline fleet up fleet.toml`; --print-example prints an example")
     flags = given_flags(args, "fleet")
 
     def read() -> FleetSettings:
@@ -82,9 +83,10 @@ def run(args: argparse.Namespace) -> int:
     logs.setup(settings.fleet.log_level, settings.fleet.log_format)
     for warning in warnings(settings):
         print(f"warning: {warning}", file=logs.for_people())
-    if settings.substrate.kind == "local":
-        for source in dict.fromkeys(model.source for model in settings.models):
-            fetch(source, logs.for_people())  # once, not in every replica
+    if settings.substrate.kind == "local" and not settings.substrate_options.separate_caches:
+        near = [model for model in settings.models if not set(model.weights.sources) - set(WORDS)]
+        for source in dict.fromkeys(model.source for model in near if HUB in model.weights.sources):
+            fetch(source, logs.for_people())  # once, not in every replica; a store comes before the hub
     if args.detach:
         return _detach(settings)
     from ridgeline.fleet.controller.main import run as control
@@ -127,7 +129,7 @@ def _detach(settings: FleetSettings) -> int:
 
 
 def _first(client: ControlClient) -> int:
-    """The number of the newest event now: earlier ones may be of an earlier controller."""
+    """The number of the newest event: earlier ones may come from an earlier controller."""
     events = client.get("/fleet/events", after=-1)["events"]
     return int(events[-1]["id"]) if events else 0
 

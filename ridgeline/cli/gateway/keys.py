@@ -257,6 +257,12 @@ def _add_scopes(parser: argparse.ArgumentParser) -> None:
     )
     add("--endpoint", "NAME", "chat, messages, embeddings, …; repeatable", action="append")
     add("--expires", "TIME", "expiry: 30d, 12h, or 2027-01-31T12:00:00Z")
+    add(
+        "--residency",
+        "REGION",
+        "a region that may compute its requests, or eu-*; repeatable",
+        action="append",
+    )
     add("--guard", "NAME", "a [[guards]] policy for its requests")
     group.add_argument(
         "--cache",
@@ -293,6 +299,8 @@ def _fields(client: AdminClient, args: argparse.Namespace) -> dict[str, Any]:
         fields["team"] = None if args.team == "none" else team_id(client, args.team)
     if "model" in given:
         fields["models"] = [] if "*" in args.model else args.model
+    if "residency" in given:
+        fields["residency"] = [] if "*" in args.residency else args.residency
     if "endpoint" in given:
         fields["endpoints"] = [] if "any" in args.endpoint else args.endpoint
     if "expires" in given:
@@ -355,6 +363,7 @@ def _print_key(client: AdminClient, key: dict[str, Any], args: argparse.Namespac
         ("models", ", ".join(key["models"]) or "all"),
         ("endpoints", ", ".join(key["endpoints"]) or "all"),
         ("limits", limits_line(key["limits"]) or "none"),
+        ("residency", ", ".join(key["residency"]) or "any region"),
         ("priority", str(key["priority"])),
         ("when limits unknown", key["when_limits_unknown"]),
         ("guard", key["guard"] or "the gateway's default"),

@@ -129,12 +129,22 @@ def _add_settings(parser: argparse.ArgumentParser) -> None:
         default=argparse.SUPPRESS,
         help="its share of a busy upstream, beside other teams (default: 1)",
     )
+    parser.add_argument(
+        "--residency",
+        metavar="REGION",
+        action="append",
+        default=argparse.SUPPRESS,
+        help="a region that may compute its requests, or eu-*; repeatable; '*': any (default)",
+    )
     add_limit_flags(parser)
 
 
 def _fields(args: argparse.Namespace) -> dict[str, Any]:
     given = vars(args)
-    return given_limits(args) | {name: given[name] for name in ("name", "weight") if name in given}
+    fields = given_limits(args) | {name: given[name] for name in ("name", "weight") if name in given}
+    if "residency" in given:
+        fields["residency"] = [] if "*" in args.residency else args.residency
+    return fields
 
 
 def _path(client: AdminClient, team: str) -> str:
@@ -150,6 +160,7 @@ def _print_team(team: dict[str, Any], args: argparse.Namespace) -> int:
             ("id", team["id"]),
             ("name", team["name"]),
             ("weight", f"{team['weight']:g}"),
+            ("residency", ", ".join(team["residency"]) or "any region"),
             ("limits", limits_line(team["limits"]) or "none"),
             ("created", moment(team["created_at"])),
         ]

@@ -8,12 +8,15 @@ import json
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import TextIO
+from typing import TYPE_CHECKING, TextIO
 
 from ridgeline.cli.parsing import MODEL_HELP, Verbs, add_subverb, add_verb, path_argument
 from ridgeline.lab.plan.options import PlanOptions
 from ridgeline.lab.traffic.options import TrafficOptions
 from ridgeline.options import add_flags, build, given_flags
+
+if TYPE_CHECKING:
+    from ridgeline.fleet.placement import PoolsFile
 
 DEFAULT_URL = "http://127.0.0.1:8000"
 
@@ -32,6 +35,7 @@ EXAMPLES = """\
        --slo ttft_p90=400ms,tpot_p90=50ms --budget '$20000/month'
   ridgeline plan Llama-3.1-70B --gpu h100,h200,b200 --rate 10 --input 2000 --output 200
   ridgeline plan ./config.json --hardware h100 --gpus-max 16 --traffic azure:trace.csv --busy-hours 10
+  ridgeline plan Qwen3-32B --hardware h100 --rate 20 --input 2000 --output 200 --pools pools.toml
   ridgeline plan verify plan/prediction.json bench-results/20261115-run
   ridgeline plan fit http://127.0.0.1:8000
 """
@@ -87,6 +91,7 @@ def add_parser(verbs: Verbs) -> None:
 def run(args: argparse.Namespace) -> int:
     from ridgeline.lab.plan.decision_list import decision_list
     from ridgeline.lab.plan.make_plan import make_plan
+    from ridgeline.lab.plan.reports.placed import place_plan, placed_facts, placed_lines
     from ridgeline.lab.plan.reports.result import commands, write_plan
     from ridgeline.lab.plan.reports.text import plan_lines
     from ridgeline.lab.plan.request import chip_names, read_request
@@ -96,39 +101,66 @@ def run(args: argparse.Namespace) -> int:
     if len(chips) > 1:
         return _run_chips(args, options, chips)
     traffic = build(TrafficOptions, given_flags(args, "traffic"))
+    pools = _read_pools(options)
     with working(sys.stderr) as report:
         plan = make_plan(read_request(args.model, options, traffic), report)
+    placed = None if pools is None else place_plan(plan, pools)
     decisions = decision_list(plan)
     folder = args.out or Path("plan")
     written = write_plan(plan, decisions, folder)
+    is_short = placed is not None and placed.unplaced > 0
     if args.json:
-        print(written.prediction.read_text(encoding="utf-8"), end="")
-        return 0
+        text = written.prediction.read_text(encoding="utf-8")
+        if placed is not None:
+            text = json.dumps(json.loads(text) | {"placement": placed_facts(placed)}, indent=2) + "\n"
+        print(text, end="")
+        return 1 if is_short else 0
     print("\n".join(plan_lines(plan, decisions)))
     print()
+    if placed is not None:
+        print("\n".join(placed_lines(placed)))
+        print()
     for what, command in commands(plan, folder):
         print(f"{what + ':':<16} {command}")
     print(f"{'read it:':<16} {written.page}")
-    return 0
+    return 1 if is_short else 0
+
+
+def _read_pools(options: PlanOptions) -> PoolsFile | None:
+    """Before the plan is made: an error in the file need not wait for it."""
+    if options.pools is None:
+        return None
+    from ridgeline.fleet.placement import read_pools
+
+    return read_pools(options.pools, needs_models=False)
 
 
 def _run_chips(args: argparse.Namespace, options: PlanOptions, chips: Sequence[str]) -> int:
     """A plan for each chip in its own folder, and a comparison."""
     from ridgeline.lab.plan.compare_chips import comparison_facts, comparison_lines, plan_chips
     from ridgeline.lab.plan.decision_list import decision_list
+    from ridgeline.lab.plan.reports.placed import place_plan, placed_facts, placed_lines
     from ridgeline.lab.plan.reports.result import write_plan
     from ridgeline.lab.plan.request import read_request
 
     traffic = build(TrafficOptions, given_flags(args, "traffic"))
+    pools = _read_pools(options)
     with working(sys.stderr) as report:
         answers = plan_chips([read_request(args.model, options, traffic, name) for name in chips], report)
     folder = args.out or Path("plan")
     written = {a.chip: write_plan(a.plan, decision_list(a.plan), folder / a.chip) for a in answers if a.plan}
+    placed = {a.chip: place_plan(a.plan, pools) for a in answers if a.plan} if pools is not None else {}
     if args.json:
-        print(json.dumps(comparison_facts(answers), indent=2))
+        facts = comparison_facts(answers)
+        for one in facts:
+            if one["chip"] in placed:
+                one["placement"] = placed_facts(placed[one["chip"]])
+        print(json.dumps(facts, indent=2))
         return 0
     print("\n".join(comparison_lines(answers)))
     print()
+    for name, found in placed.items():
+        print("\n".join([f"{name}:", *placed_lines(found), ""]))
     for name, files in written.items():
         print(f"{name + ':':<16} {files.page}")
     return 0
@@ -213,9 +245,9 @@ def run_fit(args: argparse.Namespace) -> int:
     from ridgeline.lab.bench.run import in_loop
     from ridgeline.lab.hardware.find_chip import find_chip
     from ridgeline.lab.perfmodel.stored import settings_of
+    from ridgeline.lab.plan.choose_step_times import OVERLAPPED_STEPS
     from ridgeline.lab.plan.request import positive
     from ridgeline.lab.plan.settings import read_config
-    from ridgeline.lab.plan.times import OVERLAPPED_STEPS
     from ridgeline.lab.simulate.measure import fit_server
 
     hardware = find_chip(args.hardware).name

@@ -19,6 +19,7 @@ UNITS: Mapping[str, tuple[str, ...]] = {
     "float16": ("bf16", "fp32"),
     "fp8": ("fp8", "bf16", "fp32"),
     "int8": ("int8", "bf16", "fp32"),
+    "int8-channel": ("int8", "bf16", "fp32"),
     "int4": ("bf16", "fp32"),  # only weights are 4-bit: they are converted before multiplication
     "nvfp4": ("fp4", "bf16", "fp32"),
     "mxfp4": ("fp4", "bf16", "fp32"),

@@ -12,9 +12,9 @@ from itertools import product
 
 import msgspec
 
-from ridgeline.engine.plan.step import StepWork
-from ridgeline.lab.perfmodel.analytic import Deployment, step_seconds
+from ridgeline.engine.schedule.step import StepWork
 from ridgeline.lab.perfmodel.fit_steps import fit_step_times
+from ridgeline.lab.perfmodel.step_formula import Deployment, step_seconds
 from ridgeline.lab.perfmodel.step_times import HostTimes, StepTimes
 from ridgeline.telemetry.stats import StepRecord
 

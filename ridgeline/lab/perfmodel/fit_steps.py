@@ -15,7 +15,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from ridgeline.engine.plan.step import StepWork
+from ridgeline.engine.schedule.step import StepWork
 from ridgeline.lab.errors import LabError
 from ridgeline.lab.perfmodel.step_times import QUANTILES, HostTimes, StepTimes, Terms, TraceError
 from ridgeline.telemetry.stats import StepRecord

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from ridgeline.lab.perfmodel.fitting import Array, Fit, Points, columns, fit, predict
+from ridgeline.lab.perfmodel.fit_constants import Array, Fit, Points, columns, fit, predict
 from ridgeline.lab.perfmodel.intervals import COVERAGE, describe, joined, range_of, widening
 from ridgeline.lab.perfmodel.measured import MeasuredPoint
 

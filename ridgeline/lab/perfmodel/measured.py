@@ -16,8 +16,8 @@ from pathlib import Path
 
 from ridgeline.lab.errors import BadInput
 from ridgeline.lab.hardware.find_chip import find_chip
-from ridgeline.lab.perfmodel.analytic import ClosedLoop, closed_loop
 from ridgeline.lab.perfmodel.deployment import Deployment
+from ridgeline.lab.perfmodel.step_formula import ClosedLoop, closed_loop
 from ridgeline.models.spec.find_spec import find_spec
 from ridgeline.models.spec.model_spec import ModelSpec
 from ridgeline.models.spec.precision import Precision

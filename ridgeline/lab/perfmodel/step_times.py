@@ -14,7 +14,7 @@ from pathlib import Path
 
 import msgspec
 
-from ridgeline.engine.plan.step import StepWork
+from ridgeline.engine.schedule.step import StepWork
 from ridgeline.lab.errors import BadInput
 from ridgeline.lab.prediction import Interval
 

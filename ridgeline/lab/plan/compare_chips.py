@@ -99,7 +99,7 @@ def comparison_lines(answers: Sequence[ChipPlan]) -> Iterator[str]:
                 answer.chip,
                 f"{plan.gpus} in {plan.replicas}",
                 plan.engine,
-                plan.candidate.precision,
+                _weights(plan),
                 f"{number(plan.capacity)}/s",
                 "no price" if month is None else f"{month:,.0f}",
                 "–" if each is None else f"{each.mid:.3g}",
@@ -123,12 +123,20 @@ def comparison_facts(answers: Sequence[ChipPlan]) -> list[dict[str, Any]]:
             "refused": answer.refused or None,
             "gpus": answer.plan.gpus if answer.plan else None,
             "replicas": answer.plan.replicas if answer.plan else None,
+            "weights": answer.plan.candidate.precision if answer.plan else None,
+            "quality": answer.plan.chosen_format.quality.facts() if answer.plan else None,
             "usd_month": answer.usd_month,
             "metrics": {key: value.mid for key, value in answer.plan.metrics.items()} if answer.plan else {},
             "pareto": answer.chip in front,
         }
         for answer in answers
     ]
+
+
+def _weights(plan: Plan) -> str:
+    status = plan.chosen_format.quality.status
+    unremarkable = status in ("as stored", "not quantized")
+    return plan.candidate.precision if unremarkable else f"{plan.candidate.precision} ({status})"
 
 
 def _ms(plan: Plan, key: str) -> str:

@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from ridgeline.lab.plan.break_even import BreakEven
+from ridgeline.lab.plan.quantization.figures import FormatFigures
 from ridgeline.lab.plan.sharing import Sharing
 
 # From measurements and practice; see docs/techniques and `ridgeline explain`.
@@ -89,47 +90,57 @@ def engine(chosen: str, *, refused: str = "") -> Decision:
     return Decision("which engine?", chosen, f"ridgeline does not: {refused}")
 
 
-@dataclass(frozen=True, slots=True)
-class PrecisionFigures:
-    """Cost and capacity of one precision, for the same traffic and service level."""
-
-    precision: str
-    gpus: int | None  # None: misses the service level; see `why`
-    usd_month: float | None
-    per_gpu: float | None  # requests per second that one GPU serves
-    why: str = ""
-
-
-def quantize(
-    stored: PrecisionFigures, chosen: PrecisionFigures, others: tuple[PrecisionFigures, ...]
-) -> Decision:
+def quantize(stored: FormatFigures, chosen: FormatFigures, others: tuple[FormatFigures, ...]) -> Decision:
+    """others: neither stored nor chosen. The verdict of a format's quality gate is part of the reason."""
     question = "quantize?"
-    figures = {f"{p.precision}_gpus": float(p.gpus) for p in (stored, chosen, *others) if p.gpus is not None}
+    every = (stored, chosen, *others)
+    figures = {f"{p.precision}_gpus": float(p.gpus) for p in every if p.gpus is not None}
+    figures |= {f"{p.precision}_per_gpu": p.per_gpu for p in every if p.per_gpu is not None}
     figures |= {
-        f"{p.precision}_per_gpu": p.per_gpu for p in (stored, chosen, *others) if p.per_gpu is not None
+        f"{p.precision}_gate_passed": float(p.quality.status == "passed") for p in every if p.quality.verdict
     }
-    gate = "behind a quality gate against the unquantized model"
     if chosen.precision != stored.precision:
         if stored.gpus is None:
             why = f"{stored.precision} does not do: {stored.why}"
+        elif stored.gpus == chosen.gpus:
+            why = f"as many GPUs as at {stored.precision}, {_per_gpu(stored, chosen)}"
         else:
             why = f"{stored.gpus} GPUs at {stored.precision}, {chosen.gpus} at {chosen.precision}"
-        return Decision(question, f"yes: {chosen.precision}", f"{why}; {gate}", figures, "quantization")
+        reason = f"{why}; {_gate(chosen)}"
+        return Decision(question, f"yes: {chosen.precision}", reason, figures, "quantization")
+    failed = "".join(f"; {p.precision} is out: {_gate(p)}" for p in others if p.quality.status == "failed")
     best = min(
-        (p for p in others if p.gpus is not None), key=lambda p: (p.gpus, -(p.per_gpu or 0.0)), default=None
+        (p for p in others if p.gpus is not None and p.quality.status != "failed"),
+        key=lambda p: (p.gpus, -(p.per_gpu or 0.0)),
+        default=None,
     )
     if best is None or chosen.gpus is None:
-        return Decision(
-            question, "no", f"nothing smaller than {chosen.precision} runs here", figures, "quantization"
-        )
+        why = f"nothing smaller than {chosen.precision} {'remains' if failed else 'runs here'}{failed}"
+        return Decision(question, "no", why, figures, "quantization")
     assert best.gpus is not None
     if best.gpus <= (1 - QUANTIZE_GAIN) * chosen.gpus:
-        why = f"{best.precision} would take {best.gpus} GPUs instead of {chosen.gpus}, {gate}"
+        why = f"{best.precision} would take {best.gpus} GPUs instead of {chosen.gpus}; {_gate(best)}{failed}"
         return Decision(question, f"worth a trial: {best.precision}", why, figures, "quantization")
     why = f"{chosen.precision} does it, and {best.precision} would take as many GPUs"
     if best.per_gpu is not None and chosen.per_gpu is not None:
-        why += f"; one GPU serves {chosen.per_gpu:.3g} requests/s, then {best.per_gpu:.3g}"
-    return Decision(question, "no", why, figures, "quantization")
+        why += f"; {_per_gpu(chosen, best)}"
+    return Decision(question, "no", f"{why}; {_gate(best)}{failed}", figures, "quantization")
+
+
+def _per_gpu(one: FormatFigures, other: FormatFigures) -> str:
+    return (
+        f"one GPU serves {one.per_gpu or 0.0:.3g} requests/s ({one.speed}), then {other.per_gpu or 0.0:.3g} "
+        f"({other.speed})"
+    )
+
+
+def _gate(figures: FormatFigures) -> str:
+    quality = figures.quality
+    if quality.verdict is not None:
+        return f"its quality gate {quality.verdict.words}"
+    if quality.status == "not gated":
+        return f"{figures.precision} is not gated"
+    return f"{figures.precision} needs no gate: it is {quality.status}"
 
 
 def prefix_cache(ideal: Sharing, kept: Sharing, prefill_s_per_token: float, replicas: int = 1) -> Decision:

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from ridgeline.engine.plan.step import StepWork
+from ridgeline.engine.schedule.step import StepWork
 from ridgeline.lab.errors import LabError
 from ridgeline.lab.perfmodel.parallel import choose_parallel
 from ridgeline.lab.plan import decision_gates
-from ridgeline.lab.plan.decision_gates import Decision, PrecisionFigures
+from ridgeline.lab.plan.decision_gates import Decision
 from ridgeline.lab.plan.plan_types import Plan
 
 TIGHT = 0.8  # of a limit; above this share, a prediction may miss it
@@ -63,12 +63,8 @@ def _smallest(plan: Plan) -> Decision:
 
 
 def _quantize(plan: Plan) -> Decision:
-    figures = {found.precision: found for found in plan.precisions}
-    unknown = PrecisionFigures(plan.candidate.precision, plan.gpus, None, plan.capacity / plan.candidate.gpus)
-    chosen = figures.get(plan.candidate.precision, unknown)
-    stored = plan.precisions[0] if plan.precisions else unknown
-    others = tuple(found for found in plan.precisions if found not in (chosen, stored))
-    return decision_gates.quantize(stored, chosen, others)
+    others = tuple(found for found in plan.formats if found not in (plan.chosen_format, plan.formats[0]))
+    return decision_gates.quantize(plan.formats[0], plan.chosen_format, others)
 
 
 def _speculate(plan: Plan) -> Decision:

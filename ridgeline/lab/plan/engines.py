@@ -14,14 +14,14 @@ from ridgeline.lab.hardware.chip import Chip
 from ridgeline.models.errors import ModelError
 from ridgeline.models.files.hub import fetch_config, hub_id
 from ridgeline.models.files.registry import find_known, resolve
+from ridgeline.models.spec.coverage import WEIGHT_FORMATS
 from ridgeline.models.spec.families import check_servable
 from ridgeline.models.spec.find_spec import published_for, spec_of
 from ridgeline.models.spec.model_spec import ModelSpec
-from ridgeline.models.spec.precision import Precision
 from ridgeline.models.spec.read_spec import read_spec
 
 SIXTEEN_BITS = ("bfloat16", "float16")
-CPU_KV = ("bfloat16", "float32", "int8")  # as --kv-dtype of the native backend has them
+CPU_KV = ("bfloat16", "float32", "int8", "int4")  # as --kv-dtype of the native backend has them
 
 
 def ridgeline_refusal(model: str, chip: Chip, precision: str | None, kv_precision: str = "bfloat16") -> str:
@@ -29,11 +29,11 @@ def ridgeline_refusal(model: str, chip: Chip, precision: str | None, kv_precisio
     if chip.name.startswith("mi"):
         return f"it has no kernels for {chip.title}"
     try:
-        check_servable(_spec(model))
+        check_servable(served_spec(model))
     except ModelError as error:
         return re.split(r"; |\. ", str(error))[0]
-    if chip.name != "cpu" and precision is not None and Precision.named(precision).linear not in SIXTEEN_BITS:
-        return f"on a GPU its weights have 16 bits, not {precision}"
+    if chip.name != "cpu" and precision is not None and precision not in WEIGHT_FORMATS["cuda"]:
+        return f"on a GPU its weights are {', '.join(WEIGHT_FORMATS['cuda'])}, not {precision}"
     if kv_precision not in (CPU_KV if chip.name == "cpu" else SIXTEEN_BITS):
         where = "a processor" if chip.name == "cpu" else "a GPU"
         return f"on {where} it keeps no keys and values in {kv_precision}"
@@ -74,7 +74,8 @@ def other_command(
     return shlex.join(words)
 
 
-def _spec(model: str) -> ModelSpec:
+def served_spec(model: str) -> ModelSpec:
+    """As the engine reads it; ModelError if no family of it is served."""
     known = published_for(model)
     if known is not None:
         return spec_of(known)

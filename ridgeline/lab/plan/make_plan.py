@@ -17,20 +17,29 @@ from ridgeline.lab.perfmodel.operators import Phase
 from ridgeline.lab.perfmodel.roofline import Roofline, study
 from ridgeline.lab.plan import search
 from ridgeline.lab.plan.break_even import HOURS_PER_MONTH, BreakEven, Profile, break_even, hourly_profile
-from ridgeline.lab.plan.decision_gates import PrecisionFigures
+from ridgeline.lab.plan.choose_step_times import Times, times_of
 from ridgeline.lab.plan.demand import Demand
 from ridgeline.lab.plan.engines import ridgeline_refusal
 from ridgeline.lab.plan.plan_types import Plan, PlanRequest
+from ridgeline.lab.plan.quantization.choose import (
+    FormatOption,
+    MeasuredSpeeds,
+    choose_format,
+    format_figures,
+    format_options,
+    held_back,
+    refuse_failed,
+)
+from ridgeline.lab.plan.quantization.figures import FormatFigures
+from ridgeline.lab.plan.quantization.quality import format_quality
 from ridgeline.lab.plan.refusals import check_budget, check_gpus, refuse_latency
 from ridgeline.lab.plan.residuals import Correction, corrections, read_residuals
 from ridgeline.lab.plan.search import Candidate, RejectedCandidate
 from ridgeline.lab.plan.settings import EngineSettings, engine_settings
 from ridgeline.lab.plan.sharing import sharing
 from ridgeline.lab.plan.simulated_estimate import ROUGHLY, Estimate, capacity, estimate, verdict
-from ridgeline.lab.plan.times import Times, times_of
 from ridgeline.lab.prediction import Interval
 from ridgeline.lab.traffic.request import Traffic
-from ridgeline.models.spec.precision import Precision
 
 Report = Callable[[str], None]
 OPEN_RATE = 0.9  # of the capacity, if no rate was given
@@ -42,18 +51,17 @@ def make_plan(request: PlanRequest, report: Report = lambda text: None) -> Plan:
     _check_lengths(request)
     if request.budget is not None and request.usd_per_gpu_hour is None:
         raise BadInput(f"a budget needs the hourly price of {request.chip.name}: give --gpu-price")
-    report("trying precisions and splits")
-    engine, refusal, found, refused = _candidates(request)
-    demand, slo, chip = request.demand, request.slo, request.chip
-    candidate = search.cheapest(found, demand.rate, request.gpus_max)
+    report("trying weight formats and splits")
+    speeds = MeasuredSpeeds(request)
+    tried = _candidates(request, speeds)
+    demand, chip, engine = request.demand, request.chip, tried.engine
+    candidate = search.cheapest(tried.found, demand.rate, request.gpus_max)
     if candidate is None:
-        if found and demand.rate is not None:
-            raise search.refuse_rate(found, demand.rate, request.gpus_max)
-        raise search.refuse_all(refused, slo, request.gpus_max)
+        raise _refuse(request, tried)
     settings = engine_settings(request.model, candidate, demand, given=request.settings)
     times = times_of(request.name, candidate, demand, settings.config)
     report("searching one replica's capacity")
-    served, at = capacity(demand, settings.limits, times, slo)
+    served, at = speeds.capacity(candidate, settings, times)
     if not served:
         raise refuse_latency(request, candidate, at)
     sized = _sized(request, candidate, settings, times, served, report)
@@ -62,12 +70,13 @@ def make_plan(request: PlanRequest, report: Report = lambda text: None) -> Plan:
     if request.usd_per_gpu_hour is not None:
         usd_per_hour = request.usd_per_gpu_hour * replicas * candidate.gpus
     report("counting")
+    formats = format_figures(request, engine, candidate, served, rate, speeds)
     operating = max(1, round(sized.estimate.concurrency))
     return Plan(
         request=request,
         candidate=candidate,
         engine=engine,
-        engine_refusal=refusal,
+        engine_refusal=tried.refusal,
         settings=settings,
         times=times,
         replicas=replicas,
@@ -78,7 +87,8 @@ def make_plan(request: PlanRequest, report: Report = lambda text: None) -> Plan:
         corrected=sized.corrected,
         prefill=_study(candidate, chip, "prefill", 1, demand, settings),
         decode=_study(candidate, chip, "decode", operating, demand, settings),
-        precisions=_precisions(request, engine, candidate, served, rate),
+        formats=formats,
+        chosen_format=_chosen_format(request, engine, candidate, formats, sized, times),
         ideal=sharing(_profiled(request, share)),
         kept=sharing(share.traffic, cache_tokens=_cache_tokens(settings, sized.estimate)),
         even=_even(request, candidate, served, share),
@@ -99,91 +109,78 @@ def _check_lengths(request: PlanRequest) -> None:
         )
 
 
-def _candidates(request: PlanRequest) -> tuple[str, str, list[Candidate], list[RejectedCandidate]]:
+@dataclass(frozen=True, slots=True)
+class _Found:
+    """The engine, why it is not ridgeline, the chosen format's deployments, and what was not chosen."""
+
+    engine: str
+    refusal: str
+    found: list[Candidate]
+    refused: list[RejectedCandidate]
+    options: list[FormatOption]  # of every engine that was tried
+
+
+def _candidates(request: PlanRequest, speeds: MeasuredSpeeds) -> _Found:
     """ridgeline if it can, else vLLM's times; or the requested engine."""
     refusal = ridgeline_refusal(request.model, request.chip, request.precision, request.kv_precision)
     if request.engine not in ("auto", "ridgeline"):
-        found, refused = _tried(request, request.engine)
-        return request.engine, "another engine was requested", found, refused
+        return _tried(request, request.engine, "another engine was requested", speeds)
     if refusal and (request.engine == "ridgeline" or request.chip.name == "cpu"):
         raise Infeasible(f"ridgeline does not serve this: {refusal}")
-    refused = []
-    if not refusal:
-        found, refused = _tried(request, "ridgeline")
-        fits = search.cheapest(found, request.demand.rate, request.gpus_max)
-        if fits or request.engine == "ridgeline" or request.chip.name == "cpu":
-            return "ridgeline", "", found, refused
-        refusal = f"on one GPU, {refused[0].why}" if refused else "one GPU a replica is not enough"
-    found, more = _tried(request, "vllm")
-    return "vllm", refusal, found, [*refused, *more]
+    if refusal:
+        return _tried(request, "vllm", refusal, speeds)
+    own = _tried(request, "ridgeline", "", speeds)
+    fits = search.cheapest(own.found, request.demand.rate, request.gpus_max)
+    if fits or request.engine == "ridgeline" or request.chip.name == "cpu":
+        return own
+    refusal = f"on one GPU, {own.refused[0].why}" if own.refused else "one GPU a replica is not enough"
+    other = _tried(request, "vllm", refusal, speeds)
+    return replace(other, refused=[*own.refused, *other.refused], options=[*own.options, *other.options])
 
 
-def _tried(request: PlanRequest, backend: str) -> tuple[list[Candidate], list[RejectedCandidate]]:
-    """As stored, or as requested; smaller formats only if that is not enough."""
-    first: list[Candidate] | None = None
-    every: list[RejectedCandidate] = []
-    for precision in precisions_for(request, backend):
-        found, refused = _candidates_with(request, backend, precision)
-        every += refused
-        if search.cheapest(found, request.demand.rate, request.gpus_max) is not None:
-            return found, every
-        first = found if first is None else first
-    return first or [], every
+def _tried(request: PlanRequest, engine: str, refusal: str, speeds: MeasuredSpeeds) -> _Found:
+    options = format_options(request, engine)
+    refuse_failed(request, options)
+    chosen = choose_format(request, options, speeds)
+    allowed = [option for option in options if option.is_allowed]
+    if chosen is None:  # for the refusal: the first that has any deployment
+        chosen = next((option for option in allowed if option.found), None)
+    refused = [one for option in allowed for one in option.refused]
+    return _Found(engine, refusal, chosen.found if chosen else [], refused, options)
 
 
-def _candidates_with(
-    request: PlanRequest, backend: str, precision: Precision
-) -> tuple[list[Candidate], list[RejectedCandidate]]:
-    return search.candidates(
-        request.shape,
-        request.chip,
-        request.demand,
-        request.slo,
-        backend=backend,
-        precisions=[precision],
-        kv_precision=request.kv_precision,
-        gpus_max=request.gpus_max,
-    )
-
-
-def precisions_for(request: PlanRequest, backend: str) -> list[Precision]:
-    """The first precision to plan with, then smaller ones that chip and engine support."""
-    shape, chip = request.shape, request.chip
-    if request.precision is not None:
-        return [Precision.named(request.precision)]
-    on_gpu = chip.name != "cpu"
-    stored = Precision.named("bfloat16") if backend == "ridgeline" and on_gpu else shape.stored
-    if backend == "ridgeline":
-        names = [] if on_gpu else ["int8", "int4"]
+def _refuse(request: PlanRequest, tried: _Found) -> Infeasible:
+    rate = request.demand.rate
+    if tried.found and rate is not None:
+        refusal = search.refuse_rate(tried.found, rate, request.gpus_max)
+    elif tried.refused:
+        refusal = search.refuse_all(tried.refused, request.slo, request.gpus_max)
     else:
-        names = [name for name, unit in (("fp8", "fp8"), ("nvfp4", "fp4")) if unit in chip.flops] + ["int4"]
-    size = shape.weight_bytes(stored)
-    smaller = [Precision.named(name) for name in names]
-    return [stored, *(p for p in smaller if shape.weight_bytes(p) < 0.9 * size)]
+        refusal = Infeasible("no weight format may be chosen")
+    return Infeasible(f"{refusal}{held_back(request, tried.options)}")
 
 
-def _precisions(
-    request: PlanRequest, engine: str, candidate: Candidate, served: float, rate: float
-) -> tuple[PrecisionFigures, ...]:
-    """Every precision by the same analytic times, scaled to the simulation of the chosen one."""
-    scale = served / candidate.requests_per_s
-    asked = replace(request, precision=None)
-    options = [(engine, precision) for precision in precisions_for(asked, engine)]
-    if engine == "ridgeline" and request.chip.name != "cpu":  # ridgeline supports only 16 bits on GPUs
-        options += [("vllm", precision) for precision in precisions_for(asked, "vllm")[1:]]
-    figures = []
-    for backend, precision in options:
-        name = str(precision) if backend == engine else f"{precision} ({backend})"
-        found, refused = _candidates_with(request, backend, precision)
-        counted = [(math.ceil(rate / (w.requests_per_s * scale) - 1e-9) * w.gpus, w) for w in found]
-        if not counted:
-            figures.append(PrecisionFigures(name, None, None, None, refused[0].why if refused else ""))
-            continue
-        gpus, best = min(counted, key=lambda pair: (pair[0], pair[1].tpot.mid))
-        price = request.usd_per_gpu_hour
-        usd = None if price is None else gpus * price * HOURS_PER_MONTH
-        figures.append(PrecisionFigures(name, gpus, usd, scale * best.requests_per_s / best.gpus))
-    return tuple(figures)
+def _chosen_format(
+    request: PlanRequest,
+    engine: str,
+    candidate: Candidate,
+    formats: tuple[FormatFigures, ...],
+    sized: _Sized,
+    times: Times,
+) -> FormatFigures:
+    """Its figures among the considered formats; a requested one may not be among them."""
+    for figures in formats:
+        if figures.precision == candidate.precision:
+            return figures
+    quality = format_quality(request, engine, candidate.deployment.kept)
+    return FormatFigures(
+        candidate.precision,
+        sized.replicas * candidate.gpus,
+        None,
+        sized.served / candidate.gpus,
+        speed="measured" if times.method == "simulated" else "predicted",
+        quality=quality,
+    )
 
 
 # ── how many ─────────────────────────────────────────────────────────────────────────────────────────────

@@ -6,6 +6,7 @@ A separate module, so that the flag parser imports nothing heavy.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Literal
 
 from ridgeline.options import option
@@ -27,6 +28,15 @@ class PlanOptions:
         "auto", "serve with this engine; auto: ridgeline where it supports the model, else vllm"
     )
     precision: str | None = option(None, "keep weights as bfloat16, fp8, int8, int4 …; default: as stored")
+    quality: Path | None = option(
+        None,
+        "use the verdict in this gate.json or results folder of `evaluate gate` besides those recorded here",
+    )
+    ungated: bool = option(
+        False,
+        "also choose weight formats that no quality gate has passed; default: only as stored, those with a "
+        "passed gate, and --precision; a failed gate excludes a format in any case",
+    )
     kv_precision: str = option("bfloat16", "keep keys and values in this type")
     set: tuple[str, ...] = option((), "plan with a setting of the engine, KEY=VALUE; may be repeated")
     gpu_price: float | None = option(None, "dollars per chip and hour; default: from the hardware table")
@@ -38,5 +48,8 @@ class PlanOptions:
     )
     price_out: float | None = option(None, "the hosted model's dollars per million output tokens")
     price_cached: float | None = option(None, "the hosted model's dollars per million cached input tokens")
+    pools: Path | None = option(
+        None, "place the replicas over the capacity pools of this file (docs: fleet-pools), and print why"
+    )
     busy_hours: float = option(24.0, "hours per day with this traffic")
     users: float | None = option(None, "divide the bill among this many users")

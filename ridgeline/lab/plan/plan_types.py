@@ -5,23 +5,26 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from ridgeline.lab.evaluate.verdicts import QualityVerdict
 from ridgeline.lab.hardware.chip import Chip
+from ridgeline.lab.model_identity import ModelIdentity
 from ridgeline.lab.perfmodel.intervals import unlike
 from ridgeline.lab.perfmodel.roofline import Roofline
 from ridgeline.lab.plan.break_even import BreakEven
-from ridgeline.lab.plan.decision_gates import PrecisionFigures
+from ridgeline.lab.plan.choose_step_times import Times
 from ridgeline.lab.plan.demand import Budget, Demand
 from ridgeline.lab.plan.prices import Offers
+from ridgeline.lab.plan.quantization.figures import FormatFigures
 from ridgeline.lab.plan.residuals import Correction
 from ridgeline.lab.plan.search import Candidate
 from ridgeline.lab.plan.settings import EngineSettings, model_setting
 from ridgeline.lab.plan.sharing import Sharing
 from ridgeline.lab.plan.simulated_estimate import Estimate, verdict
-from ridgeline.lab.plan.times import Times
 from ridgeline.lab.prediction import Interval
 from ridgeline.lab.slo import Slo
 from ridgeline.models.files.hub import hub_id
@@ -46,6 +49,9 @@ class PlanRequest:
     busy_hours: float = 24.0
     users: float | None = None
     settings: dict[str, Any] = field(default_factory=dict)  # of the engine, as given
+    identity: ModelIdentity = field(default_factory=lambda: ModelIdentity(""))
+    verdicts: tuple[QualityVerdict, ...] = ()  # of quality gates, about any model
+    ungated: bool = False  # weight formats without a verdict may be chosen
 
     @property
     def name(self) -> str:
@@ -79,7 +85,8 @@ class Plan:
     corrected: dict[str, Correction]
     prefill: Roofline
     decode: Roofline
-    precisions: tuple[PrecisionFigures, ...]  # as stored first
+    formats: tuple[FormatFigures, ...]  # as stored first
+    chosen_format: FormatFigures
     ideal: Sharing
     kept: Sharing
     even: BreakEven | None
@@ -136,11 +143,28 @@ class Plan:
                     f"{self.request.name} is stored in {stored}: {self.engine} needs a checkpoint "
                     f"of it in {kept}, in place of the name in the command"
                 )
+        found += _quality_caveats(self.chosen_format)
         if self.replicas > 1:
             found.append(f"requests are assumed to be spread evenly over {self.replicas} replicas")
         if self.request.offers is not None and not self.request.offers.typical.same_model:
             found.append(f"the hosted price is for another model: {self.request.offers.typical.model}")
         return tuple(found)
+
+
+def _quality_caveats(chosen: FormatFigures) -> Iterator[str]:
+    quality = chosen.quality
+    if quality.status == "not gated":
+        yield (
+            f"{chosen.precision} is not gated: how much its answers lose is not known; the command under "
+            "Weight formats gates it"
+        )
+    if quality.verdict is not None and quality.matched == "repository":
+        yield (
+            f"the quality gate ran {quality.verdict.served.model.repo}; whether it had the same commit of it "
+            "is not known"
+        )
+    if quality.verdict is not None and quality.verdict.served.stated:
+        yield f"the gate's candidate was a server: that it served {chosen.precision} is as stated"
 
 
 def _has_weights(model: str) -> bool:

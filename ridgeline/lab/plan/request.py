@@ -11,8 +11,10 @@ from typing import Any
 
 from ridgeline.engine.config import EngineConfig
 from ridgeline.lab.errors import BadInput, LabError
+from ridgeline.lab.evaluate.verdicts import read_verdicts
 from ridgeline.lab.hardware.chip import CPU, Chip
 from ridgeline.lab.hardware.find_chip import find_chip
+from ridgeline.lab.model_identity import identify
 from ridgeline.lab.plan.demand import Demand, parse_budget, read_demand, read_slo
 from ridgeline.lab.plan.options import GPUS_MAX, PlanOptions
 from ridgeline.lab.plan.plan_types import PlanRequest
@@ -21,6 +23,7 @@ from ridgeline.lab.traffic.options import TrafficOptions
 from ridgeline.models.spec.find_spec import find_spec, published_for
 from ridgeline.models.spec.model_spec import ModelSpec
 from ridgeline.models.spec.precision import format_name
+from ridgeline.models.spec.published import published_id
 from ridgeline.options import check_values
 
 
@@ -48,8 +51,9 @@ def read_request(
     except ValueError as error:
         raise BadInput(f"--precision, --kv-precision: {error}") from error
     offers, why_none = offers_of(options, shape, demand)
+    named = f"hf:{published_id(known, model)}" if known else model
     return PlanRequest(
-        model=f"hf:{known.hub_ids[0]}" if known else model,
+        model=named,
         shape=shape,
         chip=chip,
         demand=demand,
@@ -65,6 +69,9 @@ def read_request(
         busy_hours=options.busy_hours,
         users=positive("--users", options.users),
         settings=engine_values(options.set),
+        identity=identify(named),
+        verdicts=tuple(read_verdicts(options.quality)),
+        ungated=options.ungated,
     )
 
 

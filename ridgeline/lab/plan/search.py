@@ -14,10 +14,10 @@ from dataclasses import dataclass
 from ridgeline.lab.charts import grouped
 from ridgeline.lab.errors import Infeasible
 from ridgeline.lab.hardware.chip import CPU, Chip
-from ridgeline.lab.perfmodel.analytic import predict_tpot, predict_ttft
 from ridgeline.lab.perfmodel.deployment import Deployment
 from ridgeline.lab.perfmodel.memory import MOST_CHIPS, MemoryNeeds, memory_plan
 from ridgeline.lab.perfmodel.parallel import expert_split
+from ridgeline.lab.perfmodel.step_formula import predict_tpot, predict_ttft
 from ridgeline.lab.plan.demand import Demand
 from ridgeline.lab.prediction import Interval
 from ridgeline.lab.slo import Slo

@@ -14,20 +14,19 @@ from typing import Any
 
 from ridgeline.engine.config import EngineConfig
 from ridgeline.engine.limits.calibration import DEFAULT_STEP_TOKENS, load_calibration
-from ridgeline.engine.plan.intake import SchedulerLimits
+from ridgeline.engine.schedule.intake import SchedulerLimits
 from ridgeline.lab.perfmodel.deployment import Deployment
 from ridgeline.lab.plan.demand import Demand
 from ridgeline.lab.plan.search import Candidate
 from ridgeline.models.files.hub import hub_id
 from ridgeline.models.files.registry import find_known
+from ridgeline.models.spec.coverage import WEIGHT_FORMATS, Backend
 from ridgeline.options import build, options_of, read_file
 
 # The engine's defaults; see `engine.start.build`.
-CPU_RUNNING, GPU_RUNNING, GPU_STEP_TOKENS = 64, 256, 8192
+CPU_RUNNING, GPU_RUNNING, GPU_STEP_TOKENS, GPU_WEIGHTS = 64, 256, 8192, "bfloat16"
 LEAST_KV_TOKENS = 16_384
 SECTIONS = {"engine": EngineConfig}
-# A plan's formats as values of the engine's --weights.
-WEIGHTS = {"float32": "float32", "bfloat16": "bfloat16", "int8": "int8", "int4": "int4"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,14 +47,16 @@ def engine_settings(
     """given: the user's settings; they take precedence, and the plan uses them."""
     deployment, given = candidate.deployment, given or {}
     is_cpu = deployment.chip.name == "cpu"
+    backend: Backend = "native" if is_cpu else "cuda"
     values: dict[str, Any] = {"model": model_setting(model)}
     reasons = {"model": f"{deployment.shape.parameters / 1e9:.3g} billion parameters, {candidate.precision}"}
 
     def decide(key: str, value: Any, reason: str) -> None:
         values[key], reasons[key] = value, reason
 
-    if is_cpu and str(deployment.kept) != str(deployment.shape.stored) and candidate.precision in WEIGHTS:
-        decide("weights", WEIGHTS[candidate.precision], "the precision that was planned with")
+    kept_by_default = str(deployment.shape.stored) if is_cpu else GPU_WEIGHTS
+    if candidate.precision != kept_by_default and candidate.precision in WEIGHT_FORMATS[backend]:
+        decide("weights", candidate.precision, "the precision that was planned with")
     if is_cpu and deployment.kv_precision != "bfloat16":
         decide("kv_dtype", deployment.kv_precision, "the precision that was planned with")
     step_tokens, chunk, why = _step_sizes(deployment, is_cpu)

@@ -9,11 +9,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from ridgeline.engine.plan.intake import SchedulerLimits
+from ridgeline.engine.schedule.intake import SchedulerLimits
 from ridgeline.lab.bench.figures.metrics import flat, summarize
+from ridgeline.lab.plan.choose_step_times import Times
 from ridgeline.lab.plan.demand import Demand
 from ridgeline.lab.plan.sharing import is_known
-from ridgeline.lab.plan.times import Times
 from ridgeline.lab.prediction import Interval
 from ridgeline.lab.simulate.loop import simulate
 from ridgeline.lab.simulate.run import SimulatedRun

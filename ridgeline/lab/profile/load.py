@@ -11,13 +11,13 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
-from ridgeline.engine.plan.request import Request, SamplingParams
+from ridgeline.engine.schedule.request import Request, SamplingParams
 from ridgeline.lab.errors import BadInput, LabError
 from ridgeline.lab.profile.work import Steps
 
 if TYPE_CHECKING:
-    from ridgeline.engine.plan.step import SeqDelta
     from ridgeline.engine.run.core import EngineCore
+    from ridgeline.engine.schedule.step import SeqDelta
 
 Phase = Literal["prefill", "decode"]
 PHASES: tuple[Phase, ...] = ("prefill", "decode")

@@ -120,7 +120,7 @@ def profile_engine(
         finally:
             load.close()
     if built.backend == "cuda":
-        from ridgeline.ops.cuda.launch import PDL
+        from ridgeline.ops.cuda.dependent_launch import PDL
 
         notes.append(f"for Nsight: {NSIGHT}")
         if PDL:

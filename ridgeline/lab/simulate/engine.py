@@ -11,9 +11,9 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from ridgeline.engine.plan.intake import SchedulerLimits
-from ridgeline.engine.plan.request import Sequence
-from ridgeline.engine.plan.step import RowResult, Sampled, SeqDelta, StepPlan, StepResult, StepWork
+from ridgeline.engine.schedule.intake import SchedulerLimits
+from ridgeline.engine.schedule.request import Sequence
+from ridgeline.engine.schedule.step import RowResult, Sampled, SeqDelta, StepPlan, StepResult, StepWork
 from ridgeline.lab.perfmodel.step_times import StepTimes, quantile
 from ridgeline.lab.simulate.fast_forward import FastForwardScheduler
 from ridgeline.lab.simulate.run import Extent, KvUse

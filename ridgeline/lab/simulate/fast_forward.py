@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from itertools import repeat
 
 from ridgeline.engine.kv.sequence_blocks import SequenceBlocks
-from ridgeline.engine.plan.request import Sequence
-from ridgeline.engine.plan.scheduler import Scheduler
+from ridgeline.engine.schedule.request import Sequence
+from ridgeline.engine.schedule.scheduler import Scheduler
 
 
 @dataclass(frozen=True, slots=True)

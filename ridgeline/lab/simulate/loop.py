@@ -11,9 +11,9 @@ import heapq
 import random
 
 from ridgeline.engine.errors import InvalidRequest, QueueFull
-from ridgeline.engine.plan.intake import SchedulerLimits
-from ridgeline.engine.plan.request import Request, SamplingParams
-from ridgeline.engine.plan.step import SeqDelta
+from ridgeline.engine.schedule.intake import SchedulerLimits
+from ridgeline.engine.schedule.request import Request, SamplingParams
+from ridgeline.engine.schedule.step import SeqDelta
 from ridgeline.lab.errors import BadInput
 from ridgeline.lab.perfmodel.front_times import FrontTimes
 from ridgeline.lab.perfmodel.step_times import StepTimes

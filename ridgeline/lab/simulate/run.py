@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from ridgeline.engine.plan.step import StepWork
+from ridgeline.engine.schedule.step import StepWork
 from ridgeline.lab.bench.figures.record import RequestRecord
 from ridgeline.lab.perfmodel.step_times import StepTimes
 from ridgeline.telemetry.stats import EngineStats, StepRecord

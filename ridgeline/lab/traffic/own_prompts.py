@@ -26,15 +26,7 @@ def read_prompts(path: Path, output_tokens: int, *, skip_bad_rows: bool = False)
     trace = Trace(path, skip_bad_rows)
     decoder = msgspec.json.Decoder(_Line)
     requests = []
-    for number, text in trace.lines():
-        try:
-            line = decoder.decode(text)
-        except msgspec.ValidationError as error:
-            trace.bad(number, str(error).replace("$.", "").replace("`", "'"))
-            continue
-        except msgspec.DecodeError:
-            trace.bad(number, "is not a complete JSON object")
-            continue
+    for number, line in trace.decoded(decoder):
         if (line.prompt is None) == (line.messages is None):
             trace.bad(number, "needs either prompt or messages")
         elif not (line.prompt or line.messages):

@@ -9,11 +9,15 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import TypeVar
 
+import msgspec
 import numpy as np
 
 from ridgeline.lab.errors import BadInput
 from ridgeline.lab.traffic.request import PlannedRequest, Traffic
+
+T = TypeVar("T")
 
 SHOWN = 5  # problems listed in an error
 # Steps of coarse timestamps; finer ones count as exact.
@@ -77,6 +81,16 @@ class Trace:
             raise BadInput(f"{self.path}: cannot be read: {error.strerror}") from error
         if skipped:
             self.notes.append(f"{len(skipped)} lines are empty, the first of them line {skipped[0]}")
+
+    def decoded(self, decoder: msgspec.json.Decoder[T]) -> Iterator[tuple[int, T]]:
+        """The lines as JSON objects, with their numbers; a line of another form is bad."""
+        for number, line in self.lines():
+            try:
+                yield number, decoder.decode(line)
+            except msgspec.ValidationError as error:
+                self.bad(number, str(error).replace("$.", "").replace("`", "'"))
+            except msgspec.DecodeError:
+                self.bad(number, "is not a complete JSON object")
 
     def traffic(
         self, prefix_block_tokens: int = 0, spread: np.random.Generator | None = None, is_sorted: bool = True

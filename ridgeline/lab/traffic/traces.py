@@ -80,15 +80,7 @@ def _read_blocks(trace: Trace, may_be_unanswered: bool = False) -> int:
     decoder = msgspec.json.Decoder(_MooncakeLine)
     block_tokens, unanswered = 0, 0
     models: set[str] = set()
-    for number, line in trace.lines():
-        try:
-            row = decoder.decode(line)
-        except msgspec.ValidationError as error:
-            trace.bad(number, str(error).replace("$.", "").replace("`", "'"))
-            continue
-        except msgspec.DecodeError:
-            trace.bad(number, "is not a complete JSON object")
-            continue
+    for number, row in trace.decoded(decoder):
         if may_be_unanswered and row.output_length == 0:
             unanswered += 1
             continue

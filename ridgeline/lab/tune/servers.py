@@ -10,7 +10,6 @@ import ctypes
 import json
 import os
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -20,6 +19,7 @@ from typing import Any
 from ridgeline.lab.tune.climb import NotMeasured
 from ridgeline.lab.tune.ledger import Settings
 from ridgeline.options import without_settings
+from ridgeline.ports import free_port
 from ridgeline.proxy.blocking_client import BlockingClient
 
 POLL_S = 0.1
@@ -148,10 +148,3 @@ def _how(code: int) -> str:
 def _end_with_parent() -> None:
     """In the child: a killed tuner leaves no server behind."""
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM, 0, 0, 0)
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port

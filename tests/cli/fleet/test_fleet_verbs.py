@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from ridgeline.cli.fleet.check import read_checked, warnings
-from ridgeline.cli.fleet.commands import settings_of
-from ridgeline.cli.fleet.status import model_lines, replica_row
+from ridgeline.cli.fleet.commands import _is_moving, settings_of
+from ridgeline.cli.fleet.status import limit_notes, model_lines, replica_row
 from ridgeline.cli.fleet.up import EXAMPLE_FILE
 from ridgeline.cli.main import main
 from ridgeline.fleet.controller.model_state import serve_flags
@@ -27,10 +27,12 @@ REPLICA: dict[str, Any] = {
     "queued_tokens": 1500,
     "output_tokens_per_s": 50.0,
     "limit_tokens_per_s": 200.0,
+    "limit_uncertainty": 0.0,
     "kv_blocks_held": 25,
     "kv_blocks": 100,
     "prefix_queries": 200,
     "prefix_hits": 150,
+    "weights": {"source": "local", "bytes": 0, "seconds": 0.0, "limit_bytes_per_s": None, "cache": None},
     "segments": {"spawn": 0.011, "weights": 1.5, "total": 4.0},
 }
 
@@ -46,6 +48,11 @@ def test_the_example_is_valid_and_is_the_one_in_examples(capsys: pytest.CaptureF
     assert path.read_text(encoding="utf-8") == EXAMPLE_FILE
     assert main(["fleet", "check", str(path)]) == 0
     assert "chat: 2 × smollm2-135m" in capsys.readouterr().out
+
+
+def test_the_example_of_1000_replicas_is_valid(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["fleet", "check", str(ROOT / "examples" / "fleet-1000.toml")]) == 0
+    assert "chat: 1000 × meta-llama/Llama-3.1-8B-Instruct" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(
@@ -99,11 +106,41 @@ def test_a_row_shows_rates_beside_their_limits() -> None:
         "50 of 200 (25%)",
         "25%",
         "75%",
+        "local",
         "4.00 s: spawn 0.01 · weights 1.50",
     )
     fresh = REPLICA | {"state": "starting", "reason": "no port", "kv_blocks": 0, "prefix_queries": 0}
     row = replica_row(fresh | {"limit_tokens_per_s": None, "weight": 0.1, "segments": {}})
-    assert (row[1], row[4:]) == ("starting (10% of requests): no port", ("50", "-", "-", ""))
+    assert (row[1], row[4:]) == (
+        "starting (10% of a replica's share): no port",
+        ("50", "-", "-", "local", ""),
+    )
+
+
+def test_an_uncertain_limit_is_marked_and_never_exceeded_by_a_share() -> None:
+    faster = REPLICA | {"id": "chat-2", "output_tokens_per_s": 80.0, "limit_tokens_per_s": 77.0}
+    busy = REPLICA | {"id": "chat-3", "limit_uncertainty": 0.3}
+    unknown = REPLICA | {"limit_tokens_per_s": None}
+    assert replica_row(faster)[4] == "80 of ~77"
+    assert replica_row(busy)[4] == "50 of ~200 (~25%)"
+    (note,) = limit_notes([REPLICA, faster, busy, unknown])
+    assert note.startswith("~: the limit of chat-2, chat-3 is uncertain, probably too low")
+    assert limit_notes([REPLICA, unknown]) == []
+
+
+def test_the_parts_of_a_start_end_with_the_first_token() -> None:
+    segments = {"first_token": 0.5, "total": 4.0, "spawn": 0.1, "weights": 1.5}
+    assert replica_row(REPLICA | {"segments": segments})[-1] == (
+        "4.00 s: spawn 0.10 · weights 1.50 · first_token 0.50"
+    )
+
+
+def test_check_names_the_currency_of_a_cost(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "fleet.toml"
+    path.write_text('[[models]]\nname = "chat"\nreplicas = 2\n[models.resources]\nprice = 2.5\n')
+    assert main(["fleet", "check", str(path)]) == 0
+    cost = "cost 5 per hour, in the currency of [models.resources] price: 2 replicas at 2.5"
+    assert cost in capsys.readouterr().out
 
 
 def test_a_models_line_names_the_rollout_and_the_crash_loop() -> None:
@@ -120,9 +157,10 @@ def test_a_models_line_names_the_rollout_and_the_crash_loop() -> None:
         "blocked": "3 failed starts; exit code 1",
         "explained": "keep 2",
         "warnings": ["w"],
+        "moving": 2,
     }
     assert model_lines(model) == [
-        "chat: 1 of 2 serve, 1 starting, version v1; rollout to v2: canary",
+        "chat: 1 of 2 serve, 1 starting, version v1; rollout to v2: canary; 2 replicas move to other places",
         "  crash loop: 3 failed starts; exit code 1",
         "  autoscaler: keep 2",
         "  warning: w",
@@ -136,4 +174,13 @@ def test_without_a_controller_the_verbs_say_how_to_start_one(
         assert main(["fleet", *verb, "--state-dir", str(tmp_path)]) == 1
         assert "ridgeline fleet up" in capsys.readouterr().err
     assert main(["fleet", "down", "--state-dir", str(tmp_path)]) == 1
-    assert "no fleet runs" in capsys.readouterr().err
+    assert "no fleet is running" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("moving", "serving", "is_moving"),
+    [(1, 4, True), (0, 3, True), (0, 4, False)],  # the fifth and sixth are the autoscaler's wish
+)
+def test_a_move_ends_with_the_replicas_that_moved(moving: int, serving: int, is_moving: bool) -> None:
+    model = {"moving": moving, "serving": serving, "target": 6}
+    assert _is_moving(model, 4) == is_moving

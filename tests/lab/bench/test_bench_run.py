@@ -114,15 +114,19 @@ async def test_an_open_loop_keeps_to_its_moments_though_the_server_stalls() -> N
 
 
 async def test_a_cap_holds_an_open_loop_back_and_the_wait_counts_from_the_planned_moment() -> None:
-    async with faulty_server(slow) as (_, server):
+    async def slower(call: Call) -> None:
+        await asyncio.sleep(0.3)
+        await call.answer(3)
+
+    async with faulty_server(slower) as (_, server):
         result = await run_bench(config(server.url, at_once(6), OpenLoop(max_concurrency=2)))
         assert (server.peak, server.calls) == (2, 6)
     late = sorted(result.records, key=sent_at)[-1]
     assert late.t_sched == 0.0
-    assert late.held_s == pytest.approx(sent_at(late), abs=0.04)  # it waited for room, not for the client
-    assert late.held_s > 0.09  # for two answers of 50 ms each
+    assert late.held_s == pytest.approx(sent_at(late), abs=0.3)  # it waited for room, not for the client
+    assert late.held_s > 0.59  # for two answers of 300 ms each
     assert result.validity.client_delay_p99_ms is not None
-    assert result.validity.client_delay_p99_ms < 90
+    assert result.validity.client_delay_p99_ms < 500
     assert "at most 2 in flight" in text_of(result)
 
 
@@ -170,7 +174,7 @@ async def test_the_runs_own_deadline_ends_what_is_under_way_and_counts_it_as_fai
     async def hang(call: Call) -> None:
         await asyncio.sleep(600)
 
-    result = await ran(hang, traffic(0.0, 0.05, 30.0), OpenLoop(), deadlines=RequestDeadlines(run_s=0.4))
+    result = await ran(hang, traffic(0.0, 0.0, 600.0), OpenLoop(), deadlines=RequestDeadlines(run_s=0.4))
     assert result.summary.causes == {"run_timeout": 2}
 
 

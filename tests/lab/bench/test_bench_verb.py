@@ -15,6 +15,7 @@ from ridgeline.cli.main import main
 from ridgeline.lab.bench.figures.metrics import FORMULAS
 from ridgeline.lab.bench.figures.result import BenchResult
 from ridgeline.lab.bench.selftest import mock_server
+from tests.patience import PATIENCE_S
 
 
 @contextmanager
@@ -25,10 +26,10 @@ def mock_url() -> Iterator[str]:
     thread.start()
     mock = mock_server(5.0, 1.0)
     try:
-        address = asyncio.run_coroutine_threadsafe(mock.__aenter__(), loop).result(60)
+        address = asyncio.run_coroutine_threadsafe(mock.__aenter__(), loop).result(PATIENCE_S)
         yield f"http://127.0.0.1:{address.port}"
     finally:
-        asyncio.run_coroutine_threadsafe(mock.__aexit__(None, None, None), loop).result(60)
+        asyncio.run_coroutine_threadsafe(mock.__aexit__(None, None, None), loop).result(PATIENCE_S)
         loop.call_soon_threadsafe(loop.stop)
         thread.join()
         loop.close()

@@ -1,11 +1,14 @@
 from dataclasses import replace
 
+import msgspec
 import pytest
 
+from ridgeline.lab.evaluate.verdicts import CheckSummary, QualityVerdict, ServedFormat
+from ridgeline.lab.model_identity import ModelIdentity
 from ridgeline.lab.plan import decision_gates
 from ridgeline.lab.plan.break_even import BreakEven, break_even, hourly_profile
-from ridgeline.lab.plan.decision_gates import PrecisionFigures
 from ridgeline.lab.plan.prices import Offer
+from ridgeline.lab.plan.quantization.figures import FormatFigures, FormatQuality
 from ridgeline.lab.plan.sharing import Sharing
 from ridgeline.lab.traffic.request import PlannedRequest, Traffic
 
@@ -36,8 +39,8 @@ def test_without_a_price_the_question_stays_open_and_says_why() -> None:
     assert (decision.verdict, "no price of a GPU hour" in decision.reason) == ("open", True)
 
 
-BF16 = PrecisionFigures("bfloat16", gpus=8, usd_month=8.0, per_gpu=5.0)
-FP8 = PrecisionFigures("fp8", gpus=4, usd_month=4.0, per_gpu=9.0)
+BF16 = FormatFigures("bfloat16", gpus=8, usd_month=8.0, per_gpu=5.0)
+FP8 = FormatFigures("fp8", gpus=4, usd_month=4.0, per_gpu=9.0, quality=FormatQuality("not gated", "gate it"))
 
 
 def test_quantizing_is_asked_for_where_it_saves_gpus_and_not_where_it_does_not() -> None:
@@ -46,12 +49,27 @@ def test_quantizing_is_asked_for_where_it_saves_gpus_and_not_where_it_does_not()
     assert decision_gates.quantize(BF16, BF16, ()).verdict == "no"
 
 
+def test_a_format_whose_gate_failed_is_out_and_one_that_passed_is_named() -> None:
+    served = ServedFormat(ModelIdentity("m", content="one"), "fp8", "bfloat16", "vllm")
+    checks = [CheckSummary("gsm8k", "worse", 200, "20 lost")]
+    verdict = QualityVerdict("a", "b", served, False, checks, 0.0, 1.0, "2026-11-18T10:00:00")
+    failed = replace(FP8, quality=FormatQuality("failed", "gate it", verdict, "content"))
+    decision = decision_gates.quantize(BF16, BF16, (failed,))
+    assert decision.verdict == "no"
+    assert "fp8 is out: its quality gate FAILED on 2026-11-18: gsm8k worse (200 items)" in decision.reason
+    assert decision.figures["fp8_gate_passed"] == 0
+    passed = FormatQuality("passed", "gate it", msgspec.structs.replace(verdict, passed=True), "content")
+    decision = decision_gates.quantize(BF16, replace(FP8, quality=passed), ())
+    assert (decision.verdict, decision.figures["fp8_gate_passed"]) == ("yes: fp8", 1)
+    assert "its quality gate passed on 2026-11-18" in decision.reason
+
+
 def test_quantizing_is_decided_where_nothing_else_does() -> None:
-    unfit = PrecisionFigures("bfloat16", None, None, None, why="weights of 1.3 TB")
+    unfit = FormatFigures("bfloat16", None, None, None, why="weights of 1.3 TB")
     decision = decision_gates.quantize(unfit, FP8, (FP8,))
     assert decision.verdict == "yes: fp8"
     assert "1.3 TB" in decision.reason
-    assert "quality gate" in decision.reason
+    assert "fp8 is not gated" in decision.reason
 
 
 def test_the_prefix_cache_is_judged_by_what_it_would_still_hold() -> None:

@@ -17,7 +17,7 @@ from ridgeline.engine.limits.calibration import (
 )
 from ridgeline.lab.plan.residuals import read_residuals
 from ridgeline.lab.prediction import read_prediction
-from tests.conftest import await_ready, start_server
+from tests.conftest import STOP_TIMEOUT_S, await_ready, start_server
 
 # The limits are loose, since this machine may be doing anything else too.
 QUESTION = (
@@ -49,7 +49,7 @@ def test_a_plan_is_served_measured_scored_and_corrected(
         assert main([*shlex.split(command)[1:], "--no-selftest", "--out", str(run)]) in (0, 1)
     finally:
         server.process.send_signal(signal.SIGTERM)
-        server.process.wait(60)
+        server.process.wait(STOP_TIMEOUT_S)
 
     # A busy machine may have made the run invalid; then it is refused, and forced it teaches nothing.
     valid = json.loads((run / "run.json").read_text())["validity"]["valid"]

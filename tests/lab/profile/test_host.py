@@ -16,6 +16,7 @@ import pytest
 from ridgeline.lab.errors import LabError
 from ridgeline.lab.profile.host import host_lines, profile_processes, read_steps
 from tests.conftest import LiveServer
+from tests.patience import PATIENCE_S
 
 
 def generate(server: LiveServer, until: threading.Event) -> None:
@@ -28,7 +29,7 @@ def answer(server: LiveServer) -> None:
     request = urllib.request.Request(
         f"{server.base_url}/v1/completions", json.dumps(body).encode(), {"content-type": "application/json"}
     )
-    with urllib.request.urlopen(request, timeout=60) as response:
+    with urllib.request.urlopen(request, timeout=PATIENCE_S) as response:
         response.read()
 
 

@@ -13,8 +13,8 @@ import pytest
 
 from ridgeline.cli.main import main
 from ridgeline.engine.config import EngineConfig
-from ridgeline.engine.plan.scheduler import Scheduler, SchedulerLimits
 from ridgeline.engine.run.core import EngineCore
+from ridgeline.engine.schedule.scheduler import Scheduler, SchedulerLimits
 from ridgeline.engine.start.build import BuiltEngine, build_engine
 from ridgeline.lab.errors import BadInput
 from ridgeline.lab.profile.load import PhaseLoad, Shape

@@ -6,29 +6,16 @@ import random
 
 import pytest
 
-from ridgeline.engine.plan.intake import SchedulerLimits
-from ridgeline.engine.plan.request import Request, SamplingParams
-from ridgeline.engine.plan.scheduler import Scheduler
-from ridgeline.engine.plan.step import RowResult, Sampled, StepPlan, StepResult
 from ridgeline.engine.run.core import EngineCore
-from ridgeline.lab.perfmodel.step_times import StepTimes, Terms
+from ridgeline.engine.schedule.request import Request, SamplingParams
+from ridgeline.engine.schedule.scheduler import Scheduler
+from ridgeline.engine.schedule.step import RowResult, Sampled, StepPlan, StepResult
 from ridgeline.lab.simulate.loop import simulate
 from ridgeline.lab.simulate.prompts import TokenPrompts
 from ridgeline.lab.traffic.request import PlannedRequest, Traffic
+from tests.lab.simulate.small_engine import TIMES, limits
 
-TIMES = StepTimes(
-    decode=Terms(0.008, (0.0,), (0.001,), context_s=1e-5),
-    mixed=Terms(0.010, (0.0, 32.0), (0.0005, 0.001), context_s=1e-5, context_product_s=1e-6, row_s=0.002),
-)
-LIMITS = SchedulerLimits(
-    step_tokens=96,
-    prefill_chunk=64,
-    max_running=6,
-    max_waiting=100,
-    block_size=16,
-    num_blocks=40,
-    max_context=1024,
-)
+LIMITS = limits(num_blocks=40)
 
 
 class ClockedDevice:

@@ -7,10 +7,10 @@ import pytest
 from hypothesis import event, given, settings
 from hypothesis import strategies as st
 
-from ridgeline.engine.plan.forecast import OutputLengths
-from ridgeline.engine.plan.request import SeqState, Sequence
-from ridgeline.engine.plan.scheduler import Scheduler, SchedulerLimits
-from ridgeline.engine.plan.step import RowResult, Sampled, StepPlan, StepResult
+from ridgeline.engine.schedule.forecast import OutputLengths
+from ridgeline.engine.schedule.request import SeqState, Sequence
+from ridgeline.engine.schedule.scheduler import Scheduler, SchedulerLimits
+from ridgeline.engine.schedule.step import RowResult, Sampled, StepPlan, StepResult
 from ridgeline.lab.simulate.fast_forward import FastForwardScheduler
 from tests.engine.simulated_engine import limits, request
 

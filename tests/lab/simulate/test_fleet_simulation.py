@@ -7,30 +7,18 @@ from dataclasses import replace
 
 import pytest
 
-from ridgeline.engine.plan.intake import SchedulerLimits
-from ridgeline.fleet.config_models import LimitsConfig, RolloutConfig, ScalingConfig
+from ridgeline.fleet.config_models import LimitsConfig, PlaceConfig, RolloutConfig, ScalingConfig
+from ridgeline.fleet.routing.ramp import FIRST
 from ridgeline.lab.errors import BadInput
-from ridgeline.lab.perfmodel.step_times import StepTimes, Terms
 from ridgeline.lab.simulate.fleet import loop as fleet_loop
 from ridgeline.lab.simulate.fleet.loop import simulate_fleet
 from ridgeline.lab.simulate.fleet.setup import FleetSetup
 from ridgeline.lab.simulate.loop import simulate
 from ridgeline.lab.slo import parse_slo
 from ridgeline.lab.traffic.request import PlannedRequest, Traffic
+from tests.lab.simulate.small_engine import TIMES, limits
 
-TIMES = StepTimes(
-    decode=Terms(0.008, (0.0,), (0.001,), context_s=1e-5),
-    mixed=Terms(0.010, (0.0, 32.0), (0.0005, 0.001), context_s=1e-5, context_product_s=1e-6, row_s=0.002),
-)
-LIMITS = SchedulerLimits(
-    step_tokens=96,
-    prefill_chunk=64,
-    max_running=6,
-    max_waiting=100,
-    block_size=16,
-    num_blocks=60,
-    max_context=1024,
-)
+LIMITS = limits(num_blocks=60)
 PATIENT = LimitsConfig(max_held=10_000, hold_s=3600.0, cold_s=3600.0)
 SLO = parse_slo("ttft_p90=1s")
 
@@ -144,3 +132,22 @@ def test_larger_fleets_are_projections_and_say_so(monkeypatch: pytest.MonkeyPatc
 def test_an_empty_fleet_needs_scaling() -> None:
     with pytest.raises(BadInput, match="at least 1"):
         setup(0)
+
+
+def test_a_fresh_replica_ramps_as_in_a_fleet() -> None:
+    """All slots are wanted when it joins: it gets the requests that a ramp allows, and more as it answers."""
+    sent = traffic(200, rate=60.0)
+    run = simulate_fleet(sent, setup(2, add_at_s=1.0))
+    fresh = sorted(one.at for one in run.served.values() if one.replica == "replica-3")
+    assert len(fresh) > 10
+    assert fresh[FIRST] > fresh[0]  # not all at once, though it has six slots
+    assert {record.status for record in run.records} == {"ok"}
+
+
+def test_replicas_of_the_routers_region_serve_until_they_are_busy() -> None:
+    places = (PlaceConfig("us"), PlaceConfig("eu", weight=2.0))
+    regions = {"places": places, "region": "eu", "latency_ms": {"eu": {"us": 300.0}}}
+    light = simulate_fleet(traffic(40, rate=1.0), setup(3, **regions))
+    assert {one.replica for one in light.served.values()} == {"replica-1", "replica-3"}  # the two in eu
+    heavy = simulate_fleet(traffic(200, rate=60.0), setup(3, **regions))
+    assert {one.replica for one in heavy.served.values()} == {"replica-1", "replica-2", "replica-3"}

@@ -15,7 +15,7 @@ import msgspec
 import pytest
 
 from ridgeline.engine.config import EngineConfig
-from ridgeline.engine.plan.step import StepWork
+from ridgeline.engine.schedule.step import StepWork
 from ridgeline.lab.bench.figures.record import RequestRecord, ServerTiming
 from ridgeline.lab.errors import BadInput, LabError
 from ridgeline.lab.perfmodel.analytic_times import times_from

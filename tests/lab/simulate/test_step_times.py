@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from ridgeline.engine.plan.step import StepWork
+from ridgeline.engine.schedule.step import StepWork
 from ridgeline.lab.errors import BadInput, LabError
 from ridgeline.lab.perfmodel.fit_steps import fit_step_times
 from ridgeline.lab.perfmodel.step_times import StepTimes

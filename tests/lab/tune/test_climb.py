@@ -12,6 +12,7 @@ from ridgeline.lab.errors import BadInput, LabError
 from ridgeline.lab.tune.climb import Climb, NotMeasured, RunId, Search, ahead
 from ridgeline.lab.tune.effects import effects, more_is_better
 from ridgeline.lab.tune.ledger import FILE, Effect, Header, Ledger, Run, Settings, Verdict
+from tests.clock import Clock
 
 BASE: Settings = {"step_tokens": 64, "max_running": 8}
 SPACE = {"step_tokens": (64, 128, 256, 512, 1024), "max_running": (4, 8, 16, 32)}
@@ -217,16 +218,8 @@ def test_a_base_that_could_not_be_measured_once_is_tried_again(arm: str, tmp_pat
         assert [a.round for a, _ in ledger.rounds(0)] == [0, 1, 2, 3]
 
 
-class Clock:
-    def __init__(self) -> None:
-        self.now = 0.0
-
-    def __call__(self) -> float:
-        return self.now
-
-
 def test_the_budget_ends_the_search_between_rounds_and_more_time_goes_on(tmp_path: Path) -> None:
-    clock = Clock()
+    clock = Clock(0.0)
 
     def slow(settings: Settings, which: RunId) -> dict[str, float]:
         clock.now += 10
@@ -243,7 +236,7 @@ def test_the_budget_ends_the_search_between_rounds_and_more_time_goes_on(tmp_pat
 
 
 def test_a_trial_that_is_out_of_time_is_decided_by_the_rounds_it_has(tmp_path: Path) -> None:
-    clock = Clock()
+    clock = Clock(0.0)
 
     def slow(settings: Settings, which: RunId) -> dict[str, float]:
         clock.now += 10

@@ -9,8 +9,6 @@ connection was closed before the request reached the server.
 from __future__ import annotations
 
 import asyncio
-import errno
-import socket
 import ssl
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -23,6 +21,7 @@ from ridgeline.lab.bench.client.timer import now
 from ridgeline.lab.bench.config import RequestDeadlines
 from ridgeline.lab.bench.figures.record import RequestRecord, Status
 from ridgeline.lab.traffic.request import PlannedRequest
+from ridgeline.proxy import http_client
 
 SWEEP_S = 0.05
 MAX_ERROR_BYTES = 4096
@@ -376,13 +375,8 @@ class _Connection(asyncio.Protocol):
 
 
 def connect_cause(error: OSError) -> str:
-    """A short cause for a failed connection."""
-    if isinstance(error, ConnectionRefusedError):
-        return "refused"
-    if isinstance(error, ssl.SSLError):
-        return "tls"
-    if isinstance(error, socket.gaierror):
-        return "unresolved"
-    if error.errno in (errno.EMFILE, errno.ENFILE, errno.EADDRNOTAVAIL):
-        return "client_out_of_sockets"
-    return "reset" if isinstance(error, ConnectionResetError) else "unreachable"
+    """A short cause for a failed connection, in the words of bench's reports."""
+    if isinstance(error, ConnectionResetError):
+        return "reset"
+    cause = http_client.connect_cause(error)
+    return "client_out_of_sockets" if cause == "busy" else cause

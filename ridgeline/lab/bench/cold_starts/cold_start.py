@@ -27,6 +27,7 @@ import msgspec
 
 from ridgeline.lab.errors import BadInput, LabError
 from ridgeline.options import without_settings
+from ridgeline.ports import free_port
 from ridgeline.proxy.blocking_client import BlockingClient
 from ridgeline.proxy.errors import ProxyError, Unreachable
 
@@ -129,7 +130,7 @@ def cold_starts(
 
 def one_start(config: ColdStartConfig) -> Start:
     """Spawn, stamp, end. A failure is in `failure`, with the server's last line."""
-    port = _free_port()
+    port = free_port()
     command = [word.replace("{port}", str(port)) for word in config.command]
     with tempfile.TemporaryFile() as log, _spawned(command, log) as (process, begun):
         stamps: dict[str, float] = {}
@@ -235,13 +236,6 @@ def _last_words(log: IO[bytes]) -> str:
 
 
 # ── asking it ────────────────────────────────────────────────────────────────────────────────────────────
-
-
-def _free_port() -> int:
-    with socket.socket() as found:
-        found.bind(("127.0.0.1", 0))
-        port: int = found.getsockname()[1]
-        return port
 
 
 def _is_open(port: int) -> bool:

@@ -13,6 +13,13 @@ from ridgeline.lab.perfmodel.roofline import Roofline
 from ridgeline.lab.plan.break_even import HOURS_PER_MONTH
 from ridgeline.lab.plan.decision_gates import Decision
 from ridgeline.lab.plan.plan_types import Plan
+from ridgeline.lab.plan.reports.cold_starts import (
+    cold_start_head,
+    cold_start_rows,
+    starts_of,
+    weights_note,
+)
+from ridgeline.lab.plan.reports.formats import BASIS, HEAD, format_notes, format_rows, formats_of
 from ridgeline.lab.plan.reports.text import (
     NAMES,
     cost_rows,
@@ -42,6 +49,8 @@ def plan_page(
         *_predicted(plan),
         *_rooflines(plan),
         *_memory(plan),
+        *_formats(plan),
+        *_cold_starts(plan),
         *_money(plan),
         *_decisions(decisions),
         heading("What to do with it"),
@@ -57,7 +66,11 @@ def _tiles(plan: Plan) -> Html:
             replica_count(plan.replicas),
             "GPUs = replicas · tp · pp",
         ),
-        (plan.engine, f"weights in {plan.candidate.precision}", plan.engine_refusal),
+        (
+            plan.engine,
+            f"weights in {plan.candidate.precision}, {plan.chosen_format.quality.status}",
+            plan.engine_refusal,
+        ),
         (
             f"{number(plan.capacity)}/s",
             "arrivals one replica serves",
@@ -159,6 +172,26 @@ def _operators(phase: str, found: Roofline) -> Points:
 def _memory(plan: Plan) -> Iterator[Html]:
     yield heading(f"Memory of each device ({plan.candidate.memory.memory / 1e9:.0f} GB)")
     yield table(["", "", ""], [[row[0], row[1], Cell(row[2], look="words")] for row in memory_rows(plan)])
+
+
+def _formats(plan: Plan) -> Iterator[Html]:
+    yield heading(HEAD, BASIS)
+    head, *rows = format_rows(plan)
+    shown: list[list[str | Cell]] = []
+    for row, figures in zip(rows, formats_of(plan), strict=True):
+        look = {"passed": "good", "failed": "bad"}.get(figures.quality.status, "words")
+        shown.append([*row[:-1], Cell(row[-1], look=look)])
+    yield table(head, shown)
+    for note, command in format_notes(plan):
+        yield paragraph(f"{note} {command}".strip(), faint=True)
+
+
+def _cold_starts(plan: Plan) -> Iterator[Html]:
+    starts = starts_of(plan)
+    if starts:
+        head, *rows = cold_start_rows(starts)
+        yield heading(cold_start_head(starts), weights_note(starts))
+        yield table(["", *head[1:]], rows)
 
 
 def _money(plan: Plan) -> Iterator[Html]:

@@ -14,6 +14,7 @@ from ridgeline import __version__
 from ridgeline.lab.plan.decision_gates import Decision
 from ridgeline.lab.plan.engines import other_command
 from ridgeline.lab.plan.plan_types import Plan
+from ridgeline.lab.plan.reports.formats import format_facts
 from ridgeline.lab.plan.reports.html import plan_page
 from ridgeline.lab.plan.settings import config_file
 from ridgeline.lab.prediction import Prediction, write_prediction
@@ -62,6 +63,7 @@ def prediction_of(plan: Plan, made_at: str) -> Prediction:
         },
         metrics=plan.metrics,
         uncorrected={name: plan.estimate.metrics[name] for name in plan.corrected},
+        formats=format_facts(plan),
         caveats=list(plan.caveats),
         made_at=made_at,
     )
@@ -110,5 +112,6 @@ def _header(plan: Plan, made_at: str) -> list[str]:
         f"Planned by ridgeline {__version__} at {made_at}: {plan.request.shape.name} on "
         f"{plan.request.chip.title}, {plan.replicas} replica{'s' * (plan.replicas > 1)}.",
         f"Service level: {plan.request.slo}. Predicted for each: {', '.join(kept)}.",
+        f"Weights in {plan.candidate.precision}; quality gate: {plan.chosen_format.quality.words}.",
         "ridgeline serve --config plan.toml",
     ]

@@ -11,6 +11,13 @@ from ridgeline.lab.perfmodel.roofline import Roofline
 from ridgeline.lab.plan.break_even import HOURS_PER_MONTH
 from ridgeline.lab.plan.decision_gates import Decision, count
 from ridgeline.lab.plan.plan_types import Plan
+from ridgeline.lab.plan.reports.cold_starts import (
+    cold_start_head,
+    cold_start_rows,
+    starts_of,
+    weights_note,
+)
+from ridgeline.lab.plan.reports.formats import BASIS, HEAD, format_notes, format_rows
 from ridgeline.lab.plan.simulated_estimate import verdict
 from ridgeline.lab.plan.verify import Verdict
 from ridgeline.lab.prediction import Interval
@@ -31,6 +38,8 @@ def plan_lines(plan: Plan, decisions: Sequence[Decision]) -> Iterator[str]:
     yield from _predicted(plan)
     yield from _roofline(plan)
     yield from _memory(plan)
+    yield from _formats(plan)
+    yield from _cold_starts(plan)
     yield from _costs(plan)
     yield from _decisions(decisions)
     yield from _caveats(plan)
@@ -59,7 +68,8 @@ def _answer(plan: Plan) -> Iterator[str]:
             "output)"
         )
     yield from _wrapped(
-        f"ANSWER  {chips} as {many}, {plan.engine}, weights in {plan.candidate.precision}{cost}"
+        f"ANSWER  {chips} as {many}, {plan.engine}, weights in {plan.candidate.precision} "
+        f"({plan.chosen_format.quality.status}){cost}"
     )
     yield from _wrapped(
         f"One replica serves up to {number(plan.capacity)} arrivals/s within the service level; here it gets "
@@ -143,6 +153,24 @@ def _memory(plan: Plan) -> Iterator[str]:
     where = "this machine (free now)" if plan.request.chip.name == "cpu" else "each GPU"
     yield from _headed(f"Memory of {where}: {memory.memory / 1e9:.0f} GB")
     yield from columns(memory_rows(plan), left=(0,))
+
+
+def _formats(plan: Plan) -> Iterator[str]:
+    yield from _headed(HEAD)
+    yield from columns(format_rows(plan), left=(0, 1, 4))
+    yield from _wrapped(BASIS, "  ")
+    for note, command in format_notes(plan):
+        yield from _wrapped(note, "  ")
+        if command:
+            yield f"    {command}"  # in one line, to be copied
+
+
+def _cold_starts(plan: Plan) -> Iterator[str]:
+    starts = starts_of(plan)
+    if starts:
+        yield from _headed(cold_start_head(starts))
+        yield from columns(cold_start_rows(starts), left=(0,))
+        yield from _wrapped(weights_note(starts), "  ")
 
 
 def mtok_range(plan: Plan) -> str:

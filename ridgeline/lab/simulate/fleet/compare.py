@@ -1,4 +1,4 @@
-"""compare(): the same traffic under several routing policies; each figure with an interval over seeds."""
+"""compare(): runs the same traffic under several routing policies; each figure has an interval over seeds."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from ridgeline.lab.slo import Slo
 from ridgeline.lab.traffic.request import Traffic
 
 POLICIES: tuple[PolicyName, ...] = ("round-robin", "least-loaded", "prefix", "default")
-# Of Student's distribution, two-sided 95 %, by degrees of freedom; from 10 on it hardly changes.
+# Student's t, two-sided 95 %, by degrees of freedom; from 10 on it hardly changes.
 _T = (12.71, 4.30, 3.18, 2.78, 2.57, 2.45, 2.36, 2.31, 2.26, 2.23)
 
 
 @dataclass(frozen=True, slots=True)
 class Mean:
-    """Over seeds. half: half the width of its 95 % interval; None with one seed."""
+    """A mean over seeds. half: half the width of its 95 % interval; None with one seed."""
 
     mid: float
     half: float | None
@@ -46,7 +46,7 @@ class Compared:
         return mean_of(self.figures[policy][figure])
 
     def ratio(self, policy: str, base: str, figure: str) -> Mean:
-        """Of the two policies with the same seed: what the seeds have in common cancels out."""
+        """The mean of the ratios seed by seed: the differences between seeds cancel out."""
         pairs = zip(self.figures[policy][figure], self.figures[base][figure], strict=True)
         return mean_of([one / other if other else math.nan for one, other in pairs])
 
@@ -59,7 +59,7 @@ def compare(
     seeds: int = 3,
     on_progress: OnProgress | None = None,
 ) -> Compared:
-    """traffic_of: the traffic for a seed; a trace with coarse times differs in where they fall."""
+    """traffic_of: the traffic for a seed; for a trace with coarse times, the seed spreads the arrivals."""
     found = Compared({policy: {} for policy in policies})
     total = len(policies) * seeds
     for number in range(seeds):
@@ -85,7 +85,7 @@ def mean_of(values: Sequence[float]) -> Mean:
 
 
 def _part(on_progress: OnProgress | None, number: int, total: int) -> OnProgress | None:
-    """Progress of one run as that of all."""
+    """Turns the progress of one run into that of all runs."""
     if on_progress is None:
         return None
     return lambda done, of, seconds: on_progress(number * of + done, total * of, seconds)

@@ -6,9 +6,11 @@ from collections.abc import Callable
 
 import msgspec
 
-from ridgeline.fleet.controller.reconcile import ReplicaView, room_in_budget, to_remove
+from ridgeline.fleet.controller.reconcile import ALIVE, ReplicaView, room_in_budget, to_remove
 from ridgeline.fleet.controller.rollout import Counts, Rollout
-from ridgeline.fleet.messages import ModelEntry, Table, VersionOutcome
+from ridgeline.fleet.controller.spread import Spread
+from ridgeline.fleet.messages import ModelEntry, State, Table, VersionOutcome
+from ridgeline.fleet.routing.ramp import RAMP_S, is_proven
 from ridgeline.fleet.scaling import Autoscaler, Decision, DemandSample, Inputs, ReplicaSample
 from ridgeline.lab.simulate.fleet.replica import SimulatedReplica
 from ridgeline.lab.simulate.fleet.setup import MODEL, FleetSetup
@@ -17,7 +19,7 @@ OLD, NEW = "v1", "v2"
 
 
 class SimulatedController:
-    """make: a new replica of a version. replicas: those that exist, by id."""
+    """make: makes a replica of a version. replicas: the current ones, by id."""
 
     def __init__(self, setup: FleetSetup, make: Callable[[str], SimulatedReplica]) -> None:
         self._setup, self._make = setup, make
@@ -31,8 +33,9 @@ class SimulatedController:
         self._generation = 0
         self._version = OLD
         self._weight = 1.0  # of the new version
+        self._places = Spread()
         for _ in range(setup.replicas):
-            self._set(self._start(OLD, 0.0), "ready", 0.0)
+            self._enter(self._start(OLD, 0.0), "ready", 0.0)
 
     def table(self) -> Table:
         self._generation += 1
@@ -57,10 +60,11 @@ class SimulatedController:
                 if replica.version == NEW and self.rollout
                 else made
             )
-        return Table(self._generation, (entry,), tuple(entries))
+        latency_ms = {place: dict(to) for place, to in self._setup.latency_ms.items()}
+        return Table(self._generation, (entry,), tuple(entries), "", self._setup.routers, latency_ms)
 
     def decide(self, demand: DemandSample, outcomes: list[VersionOutcome], now: float) -> bool:
-        """Called every `decide_every_s`. Whether the table has changed."""
+        """Called every `decide_every_s`. Returns whether the table has changed."""
         self.count_cost(now)
         changed = self._settle(now)
         if self.scaler is not None:
@@ -77,7 +81,7 @@ class SimulatedController:
 
     def add_ready(self, now: float) -> None:
         self.target += 1
-        self._set(self._start(self._version, now), "ready", now)
+        self._enter(self._start(self._version, now), "ramping", now)
 
     def count_cost(self, now: float) -> None:
         self.replica_s += len(self.replicas) * (now - self._counted_at)
@@ -87,31 +91,41 @@ class SimulatedController:
 
     def _start(self, version: str, now: float) -> SimulatedReplica:
         replica = self._make(version)
+        if len(self._setup.places) > 1:
+            alive = [one for one in self.replicas.values() if one.state in ALIVE and one.version == version]
+            replica.place = self._places.next(self._setup.places, [one.place.key for one in alive], now)
         replica.since, replica.ready_at = now, now + self._setup.cold_start_s
         self.replicas[replica.id] = replica
         return replica
 
-    def _set(self, replica: SimulatedReplica, state: str, now: float) -> None:
-        replica.state = "ready" if state == "ready" else "draining"
-        replica.since = now
-        if state == "ready":
+    def _enter(self, replica: SimulatedReplica, state: State, now: float) -> None:
+        is_new = replica.state == "starting"
+        replica.state, replica.since = state, now
+        if is_new:
             replica.ready_at = now
             replica.engine.now = max(replica.engine.now, now)
 
     def _settle(self, now: float) -> bool:
-        """Starts that are over, and drained replicas that go."""
+        """Finish starts and ramps, and remove drained replicas."""
         changed = False
         for replica in list(self.replicas.values()):
             if replica.state == "starting" and now >= replica.ready_at:
-                self._set(replica, "ready", now)
+                self._enter(replica, "ramping", now)
+                changed = True
+            elif replica.state == "ramping" and self._is_proven(replica, now):
+                self._enter(replica, "ready", now)
                 changed = True
             elif replica.state == "draining" and not replica.sent:
                 del self.replicas[replica.id]
                 changed = True
         return changed
 
+    def _is_proven(self, replica: SimulatedReplica, now: float) -> bool:
+        most = self._setup.limits.max_running
+        return is_proven(replica.load(), most) or now - replica.since > RAMP_S
+
     def _follow(self, now: float) -> bool:
-        alive = [replica for replica in self.replicas.values() if replica.state in ("starting", "ready")]
+        alive = [replica for replica in self.replicas.values() if replica.state in ALIVE]
         for _ in range(self.target - len(alive)):
             self._start(self._version, now)
         self._drain(len(alive) - self.target, "", now)
@@ -119,16 +133,19 @@ class SimulatedController:
 
     def _drain(self, count: int, version: str, now: float) -> None:
         views = [
-            ReplicaView(replica.id, replica.version, replica.state, replica.since, replica.sent)
+            ReplicaView(
+                replica.id, replica.version, replica.state, replica.since, replica.sent, *replica.place.key
+            )
             for replica in self.replicas.values()
             if not version or replica.version == version
         ]
-        for id in to_remove(views, count):
+        weights = {place.key: place.weight for place in self._setup.places}
+        for id in to_remove(views, count, weights):
             replica = self.replicas[id]
             if replica.state == "starting":
                 del self.replicas[id]
             else:
-                self._set(replica, "draining", now)
+                self._enter(replica, "draining", now)
 
     def _roll(self, outcomes: list[VersionOutcome], now: float) -> bool:
         assert self.rollout is not None
@@ -139,6 +156,8 @@ class SimulatedController:
         room = room_in_budget(budget, price, len(self.replicas) * price)
         before = self._new_weight()
         step = self.rollout.step(self._counts(OLD), self._counts(NEW), self.target, room, now)
+        if step.probe:
+            self.rollout.probed("")  # simulated replicas always generate
         for version, count in ((OLD, step.start_old), (NEW, step.start_new)):
             for _ in range(count):
                 self._start(version, now)
@@ -153,7 +172,7 @@ class SimulatedController:
 
     def _counts(self, version: str) -> Counts:
         of = [replica.state for replica in self.replicas.values() if replica.version == version]
-        return Counts(starting=of.count("starting"), serving=of.count("ready"))
+        return Counts(starting=of.count("starting"), serving=of.count("ramping") + of.count("ready"))
 
     def _inputs(self, demand: DemandSample, now: float) -> Inputs:
         size = self._setup.limits.block_size

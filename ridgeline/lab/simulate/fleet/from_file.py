@@ -1,18 +1,18 @@
-"""setup_of(): a FleetSetup from fleet.toml: replicas, scaling and limits of a model, predicted step times."""
+"""setup_of(): makes a FleetSetup from fleet.toml: replicas, scaling and limits, and predicted step times."""
 
 from __future__ import annotations
 
-from ridgeline.engine.plan.intake import SchedulerLimits
+from ridgeline.engine.schedule.intake import SchedulerLimits
 from ridgeline.fleet.config import FleetSettings
 from ridgeline.fleet.config_models import FleetModel
 from ridgeline.lab.errors import BadInput
 from ridgeline.lab.hardware.chip import CPU
 from ridgeline.lab.hardware.find_chip import find_chip
-from ridgeline.lab.perfmodel.analytic import engine_constants
 from ridgeline.lab.perfmodel.analytic_times import analytic_times
 from ridgeline.lab.perfmodel.deployment import Deployment
 from ridgeline.lab.perfmodel.front_times import FrontTimes
 from ridgeline.lab.perfmodel.memory import memory_plan
+from ridgeline.lab.perfmodel.step_formula import engine_constants
 from ridgeline.lab.perfmodel.stored import kept_times
 from ridgeline.lab.simulate.fleet.replica_options import ReplicaOptions
 from ridgeline.lab.simulate.fleet.setup import FleetSetup
@@ -31,7 +31,7 @@ def model_of(settings: FleetSettings, name: str) -> FleetModel:
         return found
     if len(settings.models) > 1:
         known = ", ".join(model.name for model in settings.models)
-        raise BadInput(f"the fleet has several models; give one of them with --model: {known}")
+        raise BadInput(f"the fleet has several models; choose one with --model: {known}")
     return settings.models[0]
 
 
@@ -72,6 +72,9 @@ def setup_of(settings: FleetSettings, model: FleetModel, options: ReplicaOptions
         rollout=model.rollout,
         cold_start_s=options.cold_start_s,
         price_per_hour=model.resources.price,
+        places=model.spread,
+        region=settings.fleet.region,
+        latency_ms=settings.latency_ms,
     )
 
 
@@ -80,7 +83,8 @@ def _kv_tokens(deployment: Deployment) -> int:
     room = max(0, memory.kv_room) // max(1, memory.kv_per_token)
     if not room:
         raise BadInput(
-            f"{deployment.shape.name} leaves no memory for KV on {deployment.chip.name}: larger --hardware"
+            f"{deployment.shape.name} leaves no memory for KV on {deployment.chip.name}: "
+            "choose an accelerator with more memory (--hardware)"
         )
     return int(room)
 

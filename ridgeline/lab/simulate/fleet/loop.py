@@ -1,7 +1,7 @@
 """simulate_fleet(): the event loop of a fleet simulation: arrivals, replicas' steps, feeds, decisions.
 
-Events are taken in the order of their time. A replica is moved on when it is due to end something, when it
-gets a request and when it reports its load; between these, whole runs of decode steps are taken at once.
+Events are processed in order of time. A replica is advanced when it is due to end a request, when it gets a
+request and when it reports its load; between these, whole runs of decode steps are computed at once.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from dataclasses import replace
 
 from ridgeline.engine.kv.prefix_index import PrefixIndex
 from ridgeline.fleet.messages import VersionOutcome
+from ridgeline.fleet.placement.regions import between
 from ridgeline.fleet.routing.prompt import PromptView
 from ridgeline.fleet.scaling import DemandSample
 from ridgeline.lab.simulate.clients import Clients
@@ -27,13 +28,13 @@ from ridgeline.lab.traffic.request import Traffic
 from ridgeline.replica.prompt_blocks import MAX_BLOCKS
 from ridgeline.telemetry.timing import TimingRecord
 
-QUIET_LOADS = 4  # an idle replica reports once in this many turns
+QUIET_LOADS = 4  # an idle replica makes only one in this many reports
 
 OnProgress = Callable[[int, int, float], None]  # requests ended, of all, simulated seconds
 
 
 def simulate_fleet(traffic: Traffic, setup: FleetSetup, on_progress: OnProgress | None = None) -> FleetRun:
-    """A fleet of more than EXACT_REPLICAS is projected from one of that size with its part of the load."""
+    """A fleet of more than EXACT_REPLICAS is projected from that number with their part of the load."""
     if setup.replicas <= EXACT_REPLICAS:
         return _FleetSimulation(traffic, setup, on_progress).run()
     factor = setup.replicas / EXACT_REPLICAS
@@ -54,7 +55,7 @@ class _FleetSimulation:
         self._prompts = TokenPrompts(traffic)
         self._naming = PrefixIndex(setup.limits.block_size, setup.limits.model_salt)
         self._names: dict[bytes, int] = {}
-        self._tokens: dict[int, list[int]] = {}  # of requests that are not sent yet
+        self._tokens: dict[int, list[int]] = {}  # prompts of requests that are not sent yet
         self._events: list[tuple[float, int, Callable[[], None]]] = []
         self._order = 0
         self._started = 0
@@ -108,6 +109,7 @@ class _FleetSimulation:
             else (),
             tokens=len(tokens),
             session="" if planned.conversation is None else str(planned.conversation),
+            region=self._setup.region,
         )
         router = self._rng.choice(self._routers) if len(self._routers) > 1 else self._routers[0]
         self._router_of[index] = router
@@ -118,7 +120,7 @@ class _FleetSimulation:
             self._send(dispatch)
 
     def _name(self, tokens: list[int]) -> list[int]:
-        """Names of the prompt's beginnings, every `name_blocks` KV blocks, as a server reports them."""
+        """Names of the prompt's leading blocks, one for each `name_blocks` KV blocks, as a server reports."""
         hashes: list[bytes] = []
         every = self._setup.name_blocks
         size = self._setup.limits.block_size
@@ -136,11 +138,16 @@ class _FleetSimulation:
         )
         tokens = self._tokens.pop(index)
         answer = self._prompts.answer_token(index)
-        replica.submit(index, tokens, planned.output_tokens, answer, self.now + self._setup.router_s)
+        at = self.now + self._setup.router_s + self._distance_s(replica)
+        replica.submit(index, tokens, planned.output_tokens, answer, at)
         self._wake(replica)
 
+    def _distance_s(self, replica: SimulatedReplica) -> float:
+        own, region = self._setup.region, replica.place.region
+        return between(self._setup.latency_ms, own, region) / 1000 if own and region else 0.0
+
     def _wake(self, replica: SimulatedReplica) -> None:
-        """Move it on to now, and come back when it next does something."""
+        """Advance it to now, and schedule its next event."""
         replica.advance(self.now)
         self._plan_wake(replica)
 
@@ -148,7 +155,7 @@ class _FleetSimulation:
         replica.wakes += 1
         wake, at = replica.wakes, replica.next_at()
         if at is not None:
-            # A step that begins now must begin: `advance` takes those that begin before its moment.
+            # A step that begins now must be taken: `advance` takes those that begin before its argument.
             self._at(max(at, self.now), lambda: self._woken(replica, wake))
 
     def _woken(self, replica: SimulatedReplica, wake: int) -> None:
@@ -212,7 +219,7 @@ class _FleetSimulation:
         for router in self._routers:
             self._send_held(router)
             for index in router.expired():
-                self._refuse(index, 503, "no replica took it in time")
+                self._refuse(index, 503, "no replica took the request in time")
                 self._router_of.pop(index, None)
         self._at(self.now + self._setup.load_every_s, self._report_loads)
 

@@ -1,7 +1,6 @@
 """SimulatedReplica: a simulated engine with a server's feed: load reports and prefix events.
 
-The event loop submits requests, moves it on to a moment, and asks when it next does something
-that others can see.
+The event loop submits requests, advances it to a time, and asks for the time of its next visible event.
 """
 
 from __future__ import annotations
@@ -11,8 +10,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from ridgeline.engine.errors import InvalidRequest, QueueFull
-from ridgeline.engine.plan.request import Request, SamplingParams
-from ridgeline.engine.plan.step import SeqDelta
+from ridgeline.engine.schedule.request import Request, SamplingParams
+from ridgeline.engine.schedule.step import SeqDelta
 from ridgeline.fleet.messages import ReplicaEntry, State
 from ridgeline.lab.simulate.engine import SHORTEST_RUN, SimulatedEngine
 from ridgeline.lab.simulate.fleet.setup import MODEL, FleetSetup
@@ -26,7 +25,7 @@ Refused = Callable[["SimulatedReplica", int, int, str], None]
 
 @dataclass(frozen=True, slots=True)
 class Watchers:
-    """Called at the replica's `now`, which may lie after the moment it was moved to: a step has a length."""
+    """Called at the replica's `now`, which may be after the time it was advanced to: a step takes time."""
 
     first: First
     ended: Ended
@@ -53,6 +52,7 @@ class SimulatedReplica:
     ) -> None:
         self.id, self.number, self.version = id, number, version
         self.state: State = "starting"
+        self.place = setup.places[0]
         self.since = self.ready_at = 0.0
         self.wakes = 0  # the newest wake-up that counts
         self.sent = 0  # requests sent and not answered
@@ -70,7 +70,8 @@ class SimulatedReplica:
         self._watch_index()
 
     def entry(self) -> ReplicaEntry:
-        return ReplicaEntry(self.id, MODEL, "", self.state, self.id, self.version)
+        region, pool = self.place.key
+        return ReplicaEntry(self.id, MODEL, "", self.state, self.id, self.version, region=region, pool=pool)
 
     def started(self) -> Started:
         limits = self._limits
@@ -110,9 +111,9 @@ class SimulatedReplica:
                 engine.iterate()
 
     def next_at(self) -> float | None:
-        """When it may next end a request or compute a first token; None: never, without a new request.
+        """When it may next end a request or compute a first token; None if it has no request.
 
-        Early rather than late: `advance` to that moment and ask again.
+        The time may be too early: `advance` to it and ask again.
         """
         engine = self.engine
         if not engine.scheduler.has_work:
@@ -145,7 +146,7 @@ class SimulatedReplica:
                 self._waits_for_first.discard(delta.request_id)
                 self._watchers.first(self, int(delta.request_id))
             if delta.finish_reason is not None:
-                assert delta.timing is not None  # it comes with the end
+                assert delta.timing is not None  # it is reported with the end
                 self._ended += 1
                 self._watchers.ended(self, int(delta.request_id), delta.timing)
 

@@ -9,7 +9,7 @@ from ridgeline.options import option
 
 @dataclass(frozen=True, slots=True)
 class ReplicaOptions:
-    """What one simulated replica runs on. Settings of [models.serve] in the file win."""
+    """The hardware and limits of one simulated replica. [models.serve] in the file takes precedence."""
 
     hardware: str = option(
         "h200", "accelerator of a replica, as `ridgeline plan --hardware`; cpu: this machine"
@@ -18,4 +18,4 @@ class ReplicaOptions:
     step_tokens: int | None = option(None, "most tokens of one step; default: 8192, on CPUs 512")
     kv_tokens: int | None = option(None, "KV cache in tokens; default: what the memory holds")
     max_context: int | None = option(None, "longest sequence in tokens; default: the model's")
-    cold_start_s: float = option(60.0, "seconds from the order of a replica to its first request")
+    cold_start_s: float = option(60.0, "seconds from the start of a replica to its first request")

@@ -15,7 +15,7 @@ COLUMNS = (
     ("output tok/s", "output_tokens_per_s", "{:,.0f}"),
     ("cache hit", "cache_hit", "{:.1%}"),
     ("failed", "failed", "{:,.0f}"),
-    ("cost $", "cost", "{:,.2f}"),
+    ("cost", "cost", "{:,.2f}"),
 )
 RATIOS = (("TTFT p90", "ttft_ms.p90"), ("output tok/s", "output_tokens_per_s"))
 

@@ -1,4 +1,4 @@
-"""FleetRun: the result of one fleet simulation, with the figures that policies are compared by."""
+"""FleetRun: the result of one fleet simulation, with the figures for comparing policies."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ FRESH_S = 60.0  # a replica's first minute
 
 @dataclass(frozen=True, slots=True)
 class Served:
-    """Where a request went, when, and how long that replica had been ready."""
+    """A request's replica, the time, and the seconds for which that replica had been ready."""
 
     index: int
     replica: str
@@ -27,7 +27,7 @@ class Served:
 
 @dataclass(slots=True)
 class FleetRun:
-    """records: as a bench writes them, of every request. scale: above 1 for a projection."""
+    """records: one for every request, as bench writes them. scale: above 1 for a projection."""
 
     policy: str
     records: list[RequestRecord]
@@ -45,7 +45,7 @@ class FleetRun:
         return self.scale > 1
 
     def projected(self, factor: float) -> FleetRun:
-        """The same fleet `factor` times as large, with as many times the traffic in the same time each."""
+        """The result for a fleet and traffic `factor` times as large, in the same time."""
         return replace(
             self,
             replicas=round(self.replicas * factor),
@@ -83,7 +83,7 @@ class FleetRun:
     def fresh_ratio(self, after_s: float, percentile: float = 99) -> float | None:
         """TTFT of the replicas that became ready at `after_s`, in their first minute, over the others'.
 
-        None: one of the two served no request then.
+        None if one of the two served no request then.
         """
         fresh: list[float] = []
         peers: list[float] = []

@@ -1,4 +1,4 @@
-"""SimulatedRouter: the fleet's LoadBook, PrefixMap, HeldQueue and choose(), as a router calls them."""
+"""SimulatedRouter: calls the fleet's LoadBook, PrefixMap, HeldQueue and choose() as a router does."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ class SimulatedRouter:
         self.book.hear(replica_id, line)
 
     def arrived(self, index: int, view: PromptView) -> tuple[Dispatch | None, list[int]]:
-        """Where it goes, or None while it is held; and the requests that a full queue has refused."""
+        """The request's replica, or None if it is held; and the requests that a full queue has refused."""
         if not len(self.queue):
             dispatch = self._dispatch(index, view)
             if dispatch is not None:
@@ -59,7 +59,7 @@ class SimulatedRouter:
         return None, [] if gone is None else [self._forget(gone.key)]
 
     def next_held(self) -> Dispatch | None:
-        """The next held request, if a replica can take one."""
+        """The next held request and its replica, if a replica can take one."""
         now = self._clock()
         held = self.queue.peek(now)
         if held is None:

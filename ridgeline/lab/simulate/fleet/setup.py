@@ -1,11 +1,12 @@
-"""FleetSetup: everything that a fleet simulation needs besides its traffic."""
+"""FleetSetup: the settings of a fleet simulation, without its traffic."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from ridgeline.engine.plan.intake import SchedulerLimits
-from ridgeline.fleet.config_models import LimitsConfig, RolloutConfig, ScalingConfig
+from ridgeline.engine.schedule.intake import SchedulerLimits
+from ridgeline.fleet.config_models import LimitsConfig, PlaceConfig, RolloutConfig, ScalingConfig
+from ridgeline.fleet.placement.regions import Latencies
 from ridgeline.fleet.routing.policy import PolicyName
 from ridgeline.lab.errors import BadInput
 from ridgeline.lab.perfmodel.front_times import FrontTimes
@@ -19,15 +20,17 @@ MODEL = "model"  # a simulation has one
 
 @dataclass(frozen=True, slots=True)
 class FleetSetup:
-    """limits, times, front, lookahead: of each replica, as in `simulate`
+    """limits, times, front, lookahead: settings of each replica, as in `simulate`
 
     replicas:     at the start; all are ready at time 0
-    scaling:      None: the number stays
-    cold_start_s: from the order of a replica to its first request
-    router_s:     that a router adds to a request
+    scaling:      None: the number is fixed
+    cold_start_s: from the start of a replica to its first request
+    router_s:     seconds that a router adds to a request
     name_blocks:  KV blocks behind one name of the prefix index, as prompt_blocks has about four
-    add_at_s:     one replica more becomes ready at this time, to see how it ramps
+    add_at_s:     one more replica becomes ready at this time, to show its ramp
     roll_at_s:    all replicas are replaced by those of a new version, from this time on
+    places:       regions and pools of the replicas, as [[models.places]]
+    region:       of the routers; a request to another region takes the latency longer
     """
 
     limits: SchedulerLimits
@@ -49,10 +52,13 @@ class FleetSetup:
     add_at_s: float | None = None
     roll_at_s: float | None = None
     seed: int = 0
+    places: tuple[PlaceConfig, ...] = (PlaceConfig(),)
+    region: str = ""
+    latency_ms: Latencies = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         least = 0 if self.scaling is not None and self.scaling.min == 0 else 1
         if self.replicas < least:
             raise BadInput(f"a fleet has at least {least} replicas, got {self.replicas}")
         if self.routers < 1 or self.name_blocks < 1:
-            raise BadInput("routers and name_blocks are at least 1")
+            raise BadInput("routers and name_blocks must be at least 1")

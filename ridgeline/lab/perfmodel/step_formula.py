@@ -46,7 +46,7 @@ def step_seconds(
     decode_context: float,
     prefill_rows: float = 1,
 ) -> float:
-    """One step of prompt chunks and decodes together; the arguments are those of `engine.plan.step.StepWork`.
+    """One step of prompt chunks and decodes together. The arguments are those of `schedule.step.StepWork`.
 
     `prefill_context_product` is the sum over chunks of tokens · (tokens cached before + tokens), and
     `decode_context` the sum of the lengths of the decoding sequences. Chunks count as equally long.

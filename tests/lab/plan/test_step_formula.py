@@ -8,10 +8,13 @@ from pathlib import Path
 
 import pytest
 
-from ridgeline.engine.plan.step import StepWork
+from ridgeline.engine.schedule.step import StepWork
 from ridgeline.lab.errors import BadInput
 from ridgeline.lab.hardware.find_chip import find_chip
-from ridgeline.lab.perfmodel.analytic import (
+from ridgeline.lab.perfmodel.constants import shipped
+from ridgeline.lab.perfmodel.intervals import unlike
+from ridgeline.lab.perfmodel.measured import read_points
+from ridgeline.lab.perfmodel.step_formula import (
     Deployment,
     closed_loop,
     engine_constants,
@@ -20,9 +23,6 @@ from ridgeline.lab.perfmodel.analytic import (
     step_seconds,
     tpot_seconds,
 )
-from ridgeline.lab.perfmodel.constants import shipped
-from ridgeline.lab.perfmodel.intervals import unlike
-from ridgeline.lab.perfmodel.measured import read_points
 from ridgeline.models.spec.ffn import Dense, Experts
 from ridgeline.models.spec.layer_spec import LayerSpec
 from ridgeline.models.spec.mixers import Attention

@@ -17,10 +17,10 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.optimize import least_squares
 
-from ridgeline.lab.perfmodel.analytic import ClosedLoop, tpot_seconds, ttft_seconds
 from ridgeline.lab.perfmodel.constants import NAMES, Coefficients
 from ridgeline.lab.perfmodel.deployment import Setting, Work
 from ridgeline.lab.perfmodel.measured import MeasuredPoint
+from ridgeline.lab.perfmodel.step_formula import ClosedLoop, tpot_seconds, ttft_seconds
 
 Array = NDArray[np.float64]
 

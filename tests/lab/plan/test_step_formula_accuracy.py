@@ -9,11 +9,11 @@ import pytest
 
 pytest.importorskip("scipy", reason="the extra `lab` is not installed")
 
-from ridgeline.lab.perfmodel import fitting
-from ridgeline.lab.perfmodel.analytic import predict_tpot
+from ridgeline.lab.perfmodel import fit_constants
 from ridgeline.lab.perfmodel.constants import shipped
 from ridgeline.lab.perfmodel.held_out import HeldOut, covered, leave_one_out, score
 from ridgeline.lab.perfmodel.measured import MeasuredPoint, read_points
+from ridgeline.lab.perfmodel.step_formula import predict_tpot
 
 DATA = Path(__file__).parents[4] / "shared" / "data"
 
@@ -71,18 +71,18 @@ def test_intervals_hold_as_often_as_they_claim(
 
 def test_a_held_out_deployment_says_nothing_about_itself(aggregated: list[MeasuredPoint]) -> None:
     """With its own measurements ten times as long, a deployment's prediction stays what it was."""
-    table = fitting.columns(aggregated)
+    table = fit_constants.columns(aggregated)
     held = table.groups == 0
     rest = table.where(~held)
-    before = fitting.predict(fitting.fit(rest), table.where(held))[0]
+    before = fit_constants.predict(fit_constants.fit(rest), table.where(held))[0]
     assert not np.any(rest.groups == 0)
     table.tpot_s[held] *= 10
-    after = fitting.predict(fitting.fit(table.where(~held)), table.where(held))[0]
+    after = fit_constants.predict(fit_constants.fit(table.where(~held)), table.where(held))[0]
     np.testing.assert_array_equal(before, after)
 
 
 def test_the_constants_that_ship_are_those_of_this_fit(aggregated: list[MeasuredPoint]) -> None:
-    shared, engines = fitting.fit(fitting.columns(aggregated)).coefficients()
+    shared, engines = fit_constants.fit(fit_constants.columns(aggregated)).coefficients()
     known = shipped()
     assert known.points == len(aggregated)
     assert known.shared == pytest.approx(shared, rel=0.02, abs=1e-12)
@@ -92,8 +92,8 @@ def test_the_constants_that_ship_are_those_of_this_fit(aggregated: list[Measured
 
 def test_the_shipped_prediction_in_plain_numbers_is_the_fitted_one(aggregated: list[MeasuredPoint]) -> None:
     """Arrays for fitting and numbers for planning go through one formula."""
-    table = fitting.columns(aggregated)
-    fitted = fitting.predict(fitting.fit(table), table)[0]
+    table = fit_constants.columns(aggregated)
+    fitted = fit_constants.predict(fit_constants.fit(table), table)[0]
     for row in range(0, len(aggregated), 97):
         point = aggregated[row]
         mid = predict_tpot(point.deployment, point.batch, point.isl, point.osl).mid

@@ -8,7 +8,7 @@ import msgspec
 import pytest
 
 from ridgeline.lab.perfmodel.step_times import StepTimes, Terms, TraceError
-from ridgeline.lab.plan.times import FITTED_SPREAD, fitted_range
+from ridgeline.lab.plan.choose_step_times import FITTED_SPREAD, fitted_range
 
 NOW = datetime(2026, 11, 16, 12, tzinfo=UTC)
 FRESH = StepTimes(

@@ -11,9 +11,9 @@ from datetime import UTC, datetime
 
 from ridgeline.engine.config import EngineConfig
 from ridgeline.lab.hardware.this_machine import load_per_core
-from ridgeline.lab.perfmodel.analytic import engine_constants, predict_tpot, predict_ttft
 from ridgeline.lab.perfmodel.analytic_times import analytic_times
 from ridgeline.lab.perfmodel.front_times import FrontTimes
+from ridgeline.lab.perfmodel.step_formula import engine_constants, predict_tpot, predict_ttft
 from ridgeline.lab.perfmodel.step_times import StepTimes
 from ridgeline.lab.perfmodel.stored import kept_times, settings_of
 from ridgeline.lab.plan.demand import Demand

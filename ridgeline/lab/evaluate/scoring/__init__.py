@@ -1,0 +1,1 @@
+"""From a subject's answers to outcomes, and from outcomes to metrics. Pure."""

@@ -1,0 +1,1 @@
+"""Paired statistics. Pure functions, no scipy."""

@@ -1,0 +1,1 @@
+"""What answers: an engine in this process, or a server."""

@@ -1,0 +1,1 @@
+"""Tasks: what is asked, in which form, and where the data lies."""
