@@ -13,7 +13,7 @@ CMAKE  = $(BIN)/cmake -G Ninja -DCMAKE_MAKE_PROGRAM=$(abspath $(BIN))/ninja --lo
 PIP    = $(BIN)/pip install --constraint constraints.txt
 STAGE  = @$(PYTHON) tools/stage.py
 
-.PHONY: serve configure native wheel test test-isa test-native test-slow test-gpu lint format proto bench docs clean help
+.PHONY: serve configure compile native wheel test test-isa test-native sanitized test-slow test-gpu lint format proto bench docs clean help
 
 help:            ## list the verbs
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -52,10 +52,13 @@ ifneq ($(RIDGELINE_NATIVE),0)
 	$(STAGE) "looking for a C++ compiler" $(CMAKE) -S native/editable -B native/editable
 endif
 
-native: configure $(VENV)/.runtime  ## bring the native library up to date with its sources (RIDGELINE_NATIVE=0: do without)
+compile: configure
 ifneq ($(RIDGELINE_NATIVE),0)
 	$(STAGE) "compiling the native library" $(BIN)/cmake --build native/editable
 endif
+
+# The library is compiled after the packages are installed; with --jobs 2, meanwhile.
+native: configure $(VENV)/.runtime compile  ## bring the native library up to date with its sources (RIDGELINE_NATIVE=0: do without)
 
 # RL_PORTABLE: the library loads on older systems than this one. auditwheel reads the glibc version that it needs, and
 # names the wheel by it. Elsewhere than on Linux the wheel keeps its name.
@@ -80,10 +83,12 @@ test: lint native           ## every test but the slow and GPU ones, in two proc
 	  -m 'not slow and not gpu' $(ARGS)
 
 # What depends on the instruction set or the BLAS, once more with the ones of an AVX2-only machine. Each variable
-# chooses for one library: the native one, numpy's OpenBLAS, torch's own kernels, its oneDNN and its MKL.
-ISA_TESTS ?= tests/ops/test_cpu_library.py tests/quality tests/models/test_packed.py tests/models/test_encoder.py \
+# chooses for one library: the native one, numpy's OpenBLAS, torch's own kernels, its oneDNN and its MKL. Tests that
+# name the native library's set themselves, as tests/quality does, have run on each one already.
+ISA_TESTS ?= tests/ops/test_cpu_library.py tests/models/test_packed.py tests/models/test_encoder.py \
+  tests/quality/test_divergence.py::test_float32_weights_give_the_logits_of_torch \
   tests/gateway/routing/test_evaluation.py tests/gateway/routing/test_prediction.py tests/engine/test_cuda_runner.py \
-  tests/engine/test_determinism.py tests/engine/test_native_runner.py tests/engine/test_families.py
+  tests/engine/test_native_runner.py tests/engine/test_families.py
 test-isa: $(VENV)/.dev native  ## the tests that depend on the instruction set, on AVX2 alone
 	@if grep -q '^flags' /proc/cpuinfo 2>/dev/null && ! grep -qw avx512f /proc/cpuinfo; then \
 	  echo "make: this CPU has no AVX-512: make test has run on AVX2 already"; exit 0; fi; \
@@ -93,15 +98,21 @@ test-isa: $(VENV)/.dev native  ## the tests that depend on the instruction set, 
 # The plain tests are of the very objects that `make native` builds. UBSan only traps beside another sanitizer, which
 # halves the time to compile the kernels; make test-native SANITIZERS=undefined says what it found, and where.
 SANITIZERS ?= address,undefined thread
+comma      := ,
+SANITIZED   = $(foreach kind,$(SANITIZERS),build/test-$(subst $(comma),-,$(kind)))
 test-native: native         ## the kernels' tests, per instruction set: plain, with ASan and UBSan, with TSan
 	@$(CMAKE) -S native/editable -B native/editable -DRL_TESTS=ON
-	@failed=0; for kind in plain $(SANITIZERS); do \
-	  if [ $$kind = plain ]; then build=native/editable tests=build/native; \
-	  else tests=build/test-$$(echo $$kind | tr , -) build=$$tests; \
-	    $(CMAKE) -S native -B $$build -DRL_TESTS=ON -DRL_SANITIZE=$$kind || exit 1; fi; \
-	  $(BIN)/cmake --build $$build --target rl_tests -- --quiet && \
+	@$(BIN)/cmake --build native/editable --target rl_tests -- --quiet
+	@failed=0; $(MAKE) --no-print-directory --keep-going sanitized || failed=1; \
+	for tests in build/native $(SANITIZED); do \
 	  $(BIN)/ctest --parallel 2 --test-dir $$tests --output-on-failure --no-tests=error $(ARGS) || failed=1; \
 	done; exit $$failed
+
+sanitized: $(SANITIZED)     ## compile what make test-native runs under the sanitizers
+build/test-%: $(VENV)/.build FORCE
+	@$(CMAKE) -S native -B $@ -DRL_TESTS=ON -DRL_SANITIZE=$(subst -,$(comma),$*)
+	@$(BIN)/cmake --build $@ --target rl_tests -- --quiet
+FORCE:
 
 test-slow: $(VENV)/.dev native ## the tests that take minutes
 	$(BIN)/python -m pytest -m slow $(ARGS)

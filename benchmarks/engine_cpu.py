@@ -28,7 +28,10 @@ from typing import Any
 
 os.environ.setdefault("ONEDNN_MAX_CPU_ISA", "AVX512_CORE_FP16")
 
+sys.path.insert(0, str(Path(__file__).parent))
+
 import httpx
+from ready import await_ready
 from rich.console import Console
 from rich.table import Table
 
@@ -152,16 +155,7 @@ class Server:
             *self.flags,
         ]
         self.process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-        deadline = time.monotonic() + 120
-        while True:
-            try:
-                if httpx.get(f"http://127.0.0.1:{self.port}/ready").status_code == 200:
-                    return
-            except httpx.TransportError:
-                pass
-            if time.monotonic() > deadline or self.process.poll() is not None:
-                raise SystemExit(f"the server {self.name!r} did not become ready")
-            time.sleep(0.1)
+        await_ready(self.process, f"http://127.0.0.1:{self.port}")
 
     def stop(self) -> None:
         if self.process is not None:

@@ -35,7 +35,7 @@ from versus.live_fleet import LiveFleet, live_fleet
 from versus.open_load import Answer, OpenLoad, running
 from versus.quiet_machine import Foreign
 
-from ridgeline.engine.plan.intake import SchedulerLimits
+from ridgeline.engine.schedule.intake import SchedulerLimits
 from ridgeline.fleet.config_models import LimitsConfig
 from ridgeline.lab.bench.config import BenchConfig, ClosedLoop, OpenLoop
 from ridgeline.lab.bench.figures.record import RequestRecord

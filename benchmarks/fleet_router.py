@@ -13,7 +13,6 @@ import argparse
 import asyncio
 import json
 import statistics
-import subprocess
 import sys
 import tempfile
 from contextlib import ExitStack
@@ -21,7 +20,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parent))
 sys.path.insert(0, str(Path(__file__).parents[1]))
-from gateway import free_port, spread, start, start_upstream, wait_for
+from gateway import spread, start_gateway, start_upstream
 from gateway_load import Peer, load, request_bytes
 
 from ridgeline.fleet.messages import ModelEntry, ReplicaEntry
@@ -29,39 +28,6 @@ from tests.fleet.router.controller_socket import ControllerSocket
 
 BAR_MS = 0.35
 WARM = ("mock", "mock_out64")
-
-
-def start_gateway(stack: ExitStack, folder: Path, name: str, upstream: str) -> Peer:
-    port, admin = free_port(), free_port()
-    home = folder / name
-    home.mkdir()
-    config = home / "gateway.toml"
-    config.write_text(
-        f"""
-[gateway]
-port = {port}
-state_dir = "{home / "state"}"
-log_level = "warning"
-[admin]
-port = {admin}
-[[upstreams]]
-name = "up"
-probe_s = 0
-{upstream}
-[[models]]
-name = "*"
-targets = ["up/*"]
-price_in = 1.0
-price_out = 2.0
-"""
-    )
-    program = Path(sys.executable).parent / "ridgeline"
-    process = start(stack, [str(program), "gateway", "--config", str(config)], folder)
-    wait_for(f"http://127.0.0.1:{port}/health", "none", process)
-    where = ["--admin-url", f"http://127.0.0.1:{admin}", "--admin-key-file", str(home / "state/admin-key")]
-    command = [str(program), "keys", "create", "--name", "bench", *where, "--json"]
-    made = subprocess.run(command, capture_output=True, text=True, check=True)
-    return Peer(name, port, json.loads(made.stdout)["secret"], process)
 
 
 async def measure(peers: list[Peer], rounds: int, count: int) -> dict[str, dict[str, list[float]]]:
@@ -86,8 +52,8 @@ async def run(arguments: argparse.Namespace) -> None:
         controller = await ControllerSocket(folder / "controller.sock", model).start()
         controller.set(ReplicaEntry("mock-0", "mock", url, "ready", "", "v1"))
         tables = {
-            "ridgeline": f'kind = "ridgeline"\nurl = "{url}"',
-            "fleet": f'kind = "fleet"\ncontrol = "{controller.path}"',
+            "ridgeline": f'probe_s = 0\nkind = "ridgeline"\nurl = "{url}"',
+            "fleet": f'probe_s = 0\nkind = "fleet"\ncontrol = "{controller.path}"',
         }
         peers = [
             await asyncio.to_thread(start_gateway, stack, folder, name, table)

@@ -1,9 +1,12 @@
 """Does the default policy beat round-robin, and does a fresh replica keep up with its peers? Simulated.
 
 The fleet's own router, queue and ramp classes under the Mooncake and Azure conversation traces; replicas are
-the engine's scheduler and KV pool with an 8B model on an H200 by first principles. Heavy: near what the fleet
-can do. Light: a tenth of it. The claims: heavy, TTFT p90 and throughput better than round-robin's; light,
-neither worse than 0.98 times; a fresh replica's TTFT p99 in its first minute at most 1.5 times its peers'.
+the engine's scheduler and KV pool with an 8B model on an H200 by first principles. Busy: near what the fleet
+can do. Heavy: Mooncake near it, Azure at twice of it. Light: a tenth of heavy. The claims: busy and heavy,
+TTFT p90 and throughput better than round-robin's; light, neither worse than 0.98 times; a fresh replica's
+TTFT p99 in its first minute at most 1.5 times its peers'. Azure's prompts share nothing: only the balance can
+help, and past capacity, where every slot is taken, nothing can. Where the 95 % interval over seeds reaches
+the claim, the result is a tie.
 
     python benchmarks/fleet_simulation.py [--seeds 2] [--only mooncake|azure|ramp] [--json FILE]
 """
@@ -18,11 +21,11 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from ridgeline.engine.plan.intake import SchedulerLimits
+from ridgeline.engine.schedule.intake import SchedulerLimits
 from ridgeline.fleet.config_models import LimitsConfig
 from ridgeline.lab.hardware.find_chip import find_chip
-from ridgeline.lab.perfmodel.analytic import Deployment
 from ridgeline.lab.perfmodel.analytic_times import analytic_times
+from ridgeline.lab.perfmodel.step_formula import Deployment
 from ridgeline.lab.simulate.fleet.compare import compare, mean_of
 from ridgeline.lab.simulate.fleet.loop import simulate_fleet
 from ridgeline.lab.simulate.fleet.report import report
@@ -48,6 +51,7 @@ SCENES = {
     "mooncake heavy": (6, 1200, 1.4),
     "mooncake light": (6, 400, 0.14),
     "azure heavy": (4, 2000, 36.0),
+    "azure busy": (4, 2000, 15.0),
     "azure light": (4, 800, 3.6),
 }
 ENOUGH = 0.98
@@ -109,15 +113,22 @@ def read(data: Path, name: str, requests: int, speed: float, seed: int) -> Traff
 
 def verdict(name: str, compared: Any) -> dict[str, Any]:
     """speedup of TTFT p90: round-robin's over the policy's, so that more is better in both."""
-    speedup = 1 / compared.ratio("default", "round-robin", "ttft_ms.p90").mid
-    throughput = compared.ratio("default", "round-robin", "output_tokens_per_s").mid
+    speedup = compared.ratio("round-robin", "default", "ttft_ms.p90")
+    throughput = compared.ratio("default", "round-robin", "output_tokens_per_s")
     least = ENOUGH if name.endswith("light") else 1.0
-    holds = min(speedup, throughput) >= least
+    holds = min(speedup.mid, throughput.mid) >= least
+    is_tie = min(speedup.high, throughput.high) >= least
     print(
-        f"default against round-robin: TTFT p90 {speedup:.3f} times as fast, throughput {throughput:.3f} "
-        f"times (claim: at least {least:g}) {'ok' if holds else 'MISSED'}"
+        f"default against round-robin: TTFT p90 {speedup.mid:.3f} ({speedup.low:.3f} to {speedup.high:.3f}) "
+        f"times as fast, throughput {throughput.mid:.3f} ({throughput.low:.3f} to {throughput.high:.3f}) "
+        f"times (claim: at least {least:g}) {'ok' if holds else 'TIE' if is_tie else 'MISSED'}"
     )
-    return {"ttft_p90_speedup": speedup, "throughput": throughput, "holds": holds}
+    return {
+        "ttft_p90_speedup": [speedup.low, speedup.mid, speedup.high],
+        "throughput": [throughput.low, throughput.mid, throughput.high],
+        "holds": holds,
+        "is_tie": is_tie and not holds,
+    }
 
 
 def ramp(data: Path, base: FleetSetup, seeds: int) -> dict[str, Any]:

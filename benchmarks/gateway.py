@@ -24,7 +24,7 @@ import sys
 import tempfile
 import time
 import urllib.request
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -84,23 +84,35 @@ def start_upstream(stack: ExitStack, folder: Path) -> Peer:
 
 def start_ours(stack: ExitStack, folder: Path, upstream: Peer) -> Peer:
     """With a key that has limits on requests, tokens, concurrency and money, none of which is reached."""
+    table = f'kind = "openai"\nurl = "http://127.0.0.1:{upstream.port}"'
+    limits = "--rpm 100000000 --tpm 1000000000000 --concurrent 10000 --daily-usd 1000000"
+    peer = start_gateway(stack, folder, "ridgeline", table, limits.split())
+    time.sleep(1.0)  # until every worker knows the key
+    return peer
+
+
+def start_gateway(
+    stack: ExitStack, folder: Path, name: str, upstream: str, limits: Sequence[str] = ()
+) -> Peer:
+    """A gateway with one upstream, given by the keys of its table, and a key with these limits."""
     port, admin = free_port(), free_port()
-    config = folder / "gateway.toml"
+    home = folder / name
+    home.mkdir()
+    config = home / "gateway.toml"
     config.write_text(
         f"""
 [gateway]
 port = {port}
-state_dir = "{folder / "state"}"
+state_dir = "{home / "state"}"
 log_level = "warning"
 [admin]
 port = {admin}
 [[upstreams]]
-name = "mock"
-kind = "openai"
-url = "http://127.0.0.1:{upstream.port}"
+name = "up"
+{upstream}
 [[models]]
 name = "*"
-targets = ["mock/*"]
+targets = ["up/*"]
 price_in = 1.0
 price_out = 2.0
 """
@@ -108,13 +120,10 @@ price_out = 2.0
     program = Path(sys.executable).parent / "ridgeline"
     process = start(stack, [str(program), "gateway", "--config", str(config)], folder)
     wait_for(f"http://127.0.0.1:{port}/health", "none", process)
-    limits = "--rpm 100000000 --tpm 1000000000000 --concurrent 10000 --daily-usd 1000000"
-    where = ["--admin-url", f"http://127.0.0.1:{admin}", "--admin-key-file", str(folder / "state/admin-key")]
-    command = [str(program), "keys", "create", "--name", "bench", *limits.split(), *where, "--json"]
+    where = ["--admin-url", f"http://127.0.0.1:{admin}", "--admin-key-file", str(home / "state/admin-key")]
+    command = [str(program), "keys", "create", "--name", "bench", *limits, *where, "--json"]
     made = subprocess.run(command, capture_output=True, text=True, check=True)
-    peer = Peer("ridgeline", port, json.loads(made.stdout)["secret"], process)
-    time.sleep(1.0)  # until every worker knows the key
-    return peer
+    return Peer(name, port, json.loads(made.stdout)["secret"], process)
 
 
 def start_litellm(stack: ExitStack, folder: Path, upstream: Peer, program: str) -> Peer:

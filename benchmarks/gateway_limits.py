@@ -19,7 +19,6 @@ import json
 import multiprocessing
 import platform
 import shutil
-import signal
 import subprocess
 import sys
 import tempfile
@@ -30,10 +29,11 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from benchmarks.gateway import start
 from benchmarks.gateway_limits_cost import measure_cost
 from ridgeline.gateway.errors import Limited, Unavailable
-from ridgeline.gateway.limits.config import RedisConfig
 from ridgeline.gateway.limits.limiter_types import Subject
+from ridgeline.gateway.limits.redis_config import RedisConfig
 from ridgeline.gateway.limits.redis_limiter import RedisLimiter
 from ridgeline.gateway.tenants.keys import Limits
 from tests.conftest import free_port
@@ -177,22 +177,6 @@ class Gateway(NamedTuple):
     admin_key: Path
 
 
-def start(stack: ExitStack, folder: Path, command: list[str]) -> subprocess.Popen[bytes]:
-    log = stack.enter_context((folder / f"{len(list(folder.iterdir()))}.log").open("wb"))
-    process = subprocess.Popen(command, stdout=log, stderr=log)
-
-    def end() -> None:
-        process.send_signal(signal.SIGTERM)
-        try:
-            process.wait(30)
-        except subprocess.TimeoutExpired:
-            process.kill()
-            process.wait()
-
-    stack.callback(end)
-    return process
-
-
 def start_gateway(
     stack: ExitStack, folder: Path, name: str, upstream: str, redis: str, store: str, workers: int
 ) -> Gateway:
@@ -224,7 +208,7 @@ price_out = 2.0
 """
     )
     program = str(Path(sys.executable).parent / "ridgeline")
-    start(stack, folder, [program, "gateway", "--config", str(config)])
+    start(stack, [program, "gateway", "--config", str(config)], folder)
     return Gateway(f"http://127.0.0.1:{port}", f"http://127.0.0.1:{admin}", state / "admin-key")
 
 
@@ -249,7 +233,7 @@ async def run_gateways(
     stack.callback(redis.stop)
     stack.callback(postgres.remove)
     port = free_port()
-    start(stack, folder, [sys.executable, "-m", "tests.gateway.mock_upstream", "--port", str(port)])
+    start(stack, [sys.executable, "-m", "tests.gateway.mock_upstream", "--port", str(port)], folder)
     upstream = f"http://127.0.0.1:{port}"
     gateways = []
     for name in ("first", "second"):

@@ -7,9 +7,9 @@ import time
 from collections.abc import Awaitable, Callable
 
 from ridgeline.gateway.limits import scripts
-from ridgeline.gateway.limits.config import RedisConfig
 from ridgeline.gateway.limits.limiter_types import Limiter, Subject
 from ridgeline.gateway.limits.memory_limiter import MemoryLimiter
+from ridgeline.gateway.limits.redis_config import RedisConfig
 from ridgeline.gateway.limits.redis_limiter import RedisLimiter
 from ridgeline.gateway.tenants.keys import Limits
 from tests.gateway.services import OwnRedis

@@ -127,7 +127,7 @@ def _value(case: str, work: Work, wall_s: float) -> float:
 
 def _run(core: Any, work: Work) -> float:
     """Seconds for all of it; every request must come to its whole length."""
-    from ridgeline.engine.plan.request import Request, SamplingParams
+    from ridgeline.engine.schedule.request import Request, SamplingParams
 
     started = time.monotonic()
     for number, (prompt, count) in enumerate(work):

@@ -20,8 +20,8 @@ from typing import Any
 from ridgeline.engine.config import EngineConfig
 from ridgeline.engine.grammar import Grammar
 from ridgeline.engine.grammar.keywords import schema_grammar
-from ridgeline.engine.plan.request import Request, SamplingParams
 from ridgeline.engine.run.core import EngineCore
+from ridgeline.engine.schedule.request import Request, SamplingParams
 from ridgeline.engine.start.build import build_engine
 from ridgeline.models.text.tokenizer import Tokenizer
 

@@ -27,7 +27,6 @@ import subprocess
 import sys
 import tempfile
 import time
-import urllib.request
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -37,9 +36,10 @@ os.environ.setdefault("ONEDNN_MAX_CPU_ISA", "AVX512_CORE_FP16")
 sys.path.insert(0, str(Path(__file__).parent))
 
 import msgspec
+from ready import await_ready
 from versus.quiet_machine import busy_seconds, own_seconds
 
-from ridgeline.engine.plan.intake import SchedulerLimits
+from ridgeline.engine.schedule.intake import SchedulerLimits
 from ridgeline.lab.bench.config import BenchConfig, OpenLoop
 from ridgeline.lab.bench.figures.metrics import flat, summarize
 from ridgeline.lab.bench.figures.record import RequestRecord
@@ -47,7 +47,7 @@ from ridgeline.lab.bench.run import in_loop, run_bench
 from ridgeline.lab.perfmodel.fit_steps import error_on, fit_step_times
 from ridgeline.lab.perfmodel.front_times import FrontTimes
 from ridgeline.lab.perfmodel.step_times import StepTimes
-from ridgeline.lab.plan.times import FITTED_SPREAD
+from ridgeline.lab.plan.choose_step_times import FITTED_SPREAD
 from ridgeline.lab.simulate.collect import collect_steps
 from ridgeline.lab.simulate.loop import simulate
 from ridgeline.lab.simulate.measure import Measured, measure_steps
@@ -57,7 +57,6 @@ from ridgeline.lab.traffic.request import Traffic
 from ridgeline.lab.traffic.traces import read_azure
 from ridgeline.telemetry.stats import StepRecord
 
-START_S = 120
 BLOCK = 16
 LOADS = (0.3, 0.6, 0.9)
 FIRST_SECOND = {"conversation": 600, "code": 1500}  # of the trace; each case then takes the next window
@@ -183,7 +182,7 @@ def server(setup: Setup, model: str, chunk: int) -> Iterator[str]:
         command += [str(part) for flag in flags.items() for part in flag] + list(setup.flags)
         process = subprocess.Popen(command, stdout=subprocess.DEVNULL)
         try:
-            _await_ready(process, f"http://127.0.0.1:{port}")
+            await_ready(process, f"http://127.0.0.1:{port}")
             if setup.warm_s:
                 in_loop(
                     measure_steps(f"http://127.0.0.1:{port}", context=setup.context, seconds=setup.warm_s)
@@ -192,17 +191,6 @@ def server(setup: Setup, model: str, chunk: int) -> Iterator[str]:
         finally:
             process.terminate()
             process.wait(60)
-
-
-def _await_ready(process: subprocess.Popen[bytes], url: str) -> None:
-    deadline = time.monotonic() + START_S
-    while time.monotonic() < deadline and process.poll() is None:
-        try:
-            with urllib.request.urlopen(f"{url}/ready", timeout=5):
-                return
-        except OSError:
-            time.sleep(0.2)
-    raise SystemExit("the server did not start")
 
 
 # ── the fit ──────────────────────────────────────────────────────────────────────────────────────────────

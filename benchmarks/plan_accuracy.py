@@ -22,8 +22,7 @@ from typing import Any
 
 import numpy as np
 
-from ridgeline.lab.perfmodel import fitting
-from ridgeline.lab.perfmodel.analytic import tpot_seconds
+from ridgeline.lab.perfmodel import fit_constants
 from ridgeline.lab.perfmodel.constants import (
     NAMES,
     ClassWidths,
@@ -35,6 +34,7 @@ from ridgeline.lab.perfmodel.constants import (
 from ridgeline.lab.perfmodel.held_out import HeldOut, class_widths, covered, leave_one_out, score
 from ridgeline.lab.perfmodel.intervals import describe, range_of
 from ridgeline.lab.perfmodel.measured import MeasuredPoint, read_points
+from ridgeline.lab.perfmodel.step_formula import tpot_seconds
 
 ROOT = Path(__file__).resolve().parents[1]
 DATA = ROOT.parent / "shared" / "data"
@@ -83,13 +83,13 @@ def main() -> None:
 
 
 def aggregated_rows(points: Sequence[MeasuredPoint], held_out: HeldOut) -> list[dict[str, Any]]:
-    table = fitting.columns(points)
+    table = fit_constants.columns(points)
     mixture = np.array([point.is_mixture for point in points])
     engines = np.array([point.deployment.backend for point in points])
     choices: list[tuple[str, Any]] = [("dense", ~mixture), ("MoE", mixture), ("all", mixture | ~mixture)]
     choices += [
         (f"{engine}, {name}", (engines == engine) & flags)
-        for engine in fitting.FITTED_ENGINES
+        for engine in fit_constants.FITTED_ENGINES
         for name, flags in (("dense", ~mixture), ("MoE", mixture))
     ]
     choices += [(" ".join(name), table.groups == group) for group, name in enumerate(table.group_names)]
@@ -117,8 +117,8 @@ def aggregated_rows(points: Sequence[MeasuredPoint], held_out: HeldOut) -> list[
 
 def wider_rows(points: Sequence[MeasuredPoint]) -> list[dict[str, Any]]:
     """With more held out at once: all deployments of a model, an engine, a chip."""
-    table = fitting.columns(points)
-    whole = fitting.fit(table)
+    table = fit_constants.columns(points)
+    whole = fit_constants.fit(table)
     mixture = np.array([point.is_mixture for point in points])
     rows = []
     for place, what in enumerate(("model", "engine", "chip")):
@@ -126,8 +126,8 @@ def wider_rows(points: Sequence[MeasuredPoint]) -> list[dict[str, Any]]:
         predicted = np.zeros(len(points))
         for name in np.unique(names):
             held = names == name
-            fitted = fitting.fit(table.where(~held), whole, ttft=False)
-            predicted[held] = fitting.predict(fitted, table.where(held))[0]
+            fitted = fit_constants.fit(table.where(~held), whole, ttft=False)
+            predicted[held] = fit_constants.predict(fitted, table.where(held))[0]
         for label, chosen in (("dense", ~mixture), ("MoE", mixture)):
             rows.append(
                 {
@@ -144,15 +144,15 @@ def disaggregated_rows(
     aggregated: Sequence[MeasuredPoint], apart: Sequence[MeasuredPoint]
 ) -> list[dict[str, Any]]:
     """Decode side alone, by constants fitted on aggregated points of other deployments."""
-    known = fitting.columns(aggregated)
-    whole = fitting.fit(known)
-    table = fitting.columns(apart)
+    known = fit_constants.columns(aggregated)
+    whole = fit_constants.fit(known)
+    table = fit_constants.columns(apart)
     predicted = np.zeros(len(apart))
     for group, name in enumerate(table.group_names):
         same = known.groups == (known.group_names.index(name) if name in known.group_names else -1)
-        fitted = fitting.fit(known.where(~same), whole, ttft=False) if same.any() else whole
+        fitted = fit_constants.fit(known.where(~same), whole, ttft=False) if same.any() else whole
         held = table.groups == group
-        predicted[held] = fitting.predict(fitted, table.where(held))[0]
+        predicted[held] = fit_constants.predict(fitted, table.where(held))[0]
     stated = np.array([point.batch_known for point in apart])
     rows = []
     for label, chosen in (
@@ -170,14 +170,14 @@ def disaggregated_rows(
     return rows
 
 
-def baseline(table: fitting.Points, values: dict[str, float]) -> Any:
+def baseline(table: fit_constants.Points, values: dict[str, float]) -> Any:
     return tpot_seconds(table.loop, Coefficients(**{**dict.fromkeys(NAMES, 0.0), **values}))
 
 
 def refit(points: Sequence[MeasuredPoint], held_out: HeldOut) -> None:
     """Ours stay as they are: they come from our own measurements."""
-    table = fitting.columns(points)
-    shared, engines = fitting.fit(table).coefficients()
+    table = fit_constants.columns(points)
+    shared, engines = fit_constants.fit(table).coefficients()
     widths = class_widths(points, held_out)
     described = [describe(point.deployment, point.batch, point.isl, point.osl) for point in points]
     before = shipped()
@@ -202,7 +202,7 @@ def refit(points: Sequence[MeasuredPoint], held_out: HeldOut) -> None:
 
 def ablate(points: Sequence[MeasuredPoint]) -> None:
     """Leave-one-deployment-out again without one term at a time."""
-    table = fitting.columns(points)
+    table = fit_constants.columns(points)
     mixture = np.array([point.is_mixture for point in points])
 
     def line(name: str) -> None:
@@ -225,14 +225,14 @@ def ablate(points: Sequence[MeasuredPoint]) -> None:
 @contextmanager
 def pinned(term: str, value: float) -> Iterator[None]:
     """A prior that leaves a constant no choice."""
-    before = dict(fitting.TPOT_PRIORS)
-    fitting.TPOT_PRIORS.update(
+    before = dict(fit_constants.TPOT_PRIORS)
+    fit_constants.TPOT_PRIORS.update(
         {name: (value, 1e-5) for name in before if name == term or name.startswith(f"{term}/")}
     )
     try:
         yield
     finally:
-        fitting.TPOT_PRIORS.update(before)
+        fit_constants.TPOT_PRIORS.update(before)
 
 
 def print_table(rows: Sequence[dict[str, Any]], *, nested: bool) -> None:

@@ -31,7 +31,10 @@ from typing import Any
 
 os.environ.setdefault("ONEDNN_MAX_CPU_ISA", "AVX512_CORE_FP16")
 
+sys.path.insert(0, str(Path(__file__).parent))
+
 import numpy as np
+from ready import await_ready
 
 from ridgeline.engine.run.runner import step_result
 
@@ -84,8 +87,8 @@ class InstantRunner:
 
 
 def engine_process(report: Path, profile: bool, steps_per_s: float) -> None:
-    """`ridgeline.engine.link.engine_loop` with its runner replaced, and its stages' CPU time written down."""
-    from ridgeline.engine.link import engine_loop
+    """`ridgeline.engine.run.engine_loop` with its runner replaced, and its stages' CPU time written down."""
+    from ridgeline.engine.run import engine_loop
     from ridgeline.engine.run.host_sampler import HostSampler
     from ridgeline.models.text.tokenizer import Tokenizer
 
@@ -266,26 +269,12 @@ class Service:
             stdout=subprocess.DEVNULL,
         )
         try:
-            self._wait_ready()
+            await_ready(self.process, f"http://127.0.0.1:{self.port}")
         except BaseException:
             self.stop()
             raise
         children = Path(f"/proc/{self.process.pid}/task/{self.process.pid}/children").read_text().split()
         self.engine_pid = int(children[0])
-
-    def _wait_ready(self) -> None:
-        import httpx
-
-        deadline = time.monotonic() + 120
-        while True:
-            try:
-                if httpx.get(f"http://127.0.0.1:{self.port}/ready").status_code == 200:
-                    return
-            except httpx.TransportError:
-                pass
-            if self.process.poll() is not None or time.monotonic() > deadline:
-                raise SystemExit("the server did not become ready")
-            time.sleep(0.1)
 
     def engine_stages(self) -> dict[str, Any]:
         """What the engine has written down so far: steps, and seconds per stage."""

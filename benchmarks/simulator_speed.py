@@ -15,10 +15,10 @@ import platform
 import time
 from pathlib import Path
 
-from ridgeline.engine.plan.intake import SchedulerLimits
+from ridgeline.engine.schedule.intake import SchedulerLimits
 from ridgeline.lab.hardware.find_chip import find_chip
-from ridgeline.lab.perfmodel.analytic import Deployment
 from ridgeline.lab.perfmodel.analytic_times import analytic_times
+from ridgeline.lab.perfmodel.step_formula import Deployment
 from ridgeline.lab.simulate.loop import simulate
 from ridgeline.lab.traffic.traces import read_azure
 from ridgeline.models.spec.find_spec import find_spec

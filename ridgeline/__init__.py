@@ -10,12 +10,12 @@ from ridgeline.version import __version__
 if TYPE_CHECKING:
     from ridgeline.engine.client.client import AsyncClient
     from ridgeline.engine.client.llm import LLM
-    from ridgeline.engine.plan.request import SamplingParams
+    from ridgeline.engine.schedule.request import SamplingParams
 
 _PUBLIC = {
     "LLM": "ridgeline.engine.client.llm",
     "AsyncClient": "ridgeline.engine.client.client",
-    "SamplingParams": "ridgeline.engine.plan.request",
+    "SamplingParams": "ridgeline.engine.schedule.request",
 }
 
 __all__ = ["LLM", "AsyncClient", "SamplingParams", "__version__"]

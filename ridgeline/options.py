@@ -108,7 +108,7 @@ def given_flags(arguments: argparse.Namespace, section: str) -> dict[str, Any]:
 NOT_SETTINGS = (
     *("RIDGELINE_CACHE", "RIDGELINE_API_KEY", "RIDGELINE_ADMIN_URL", "RIDGELINE_ADMIN_KEY_FILE"),
     *("RIDGELINE_DEBUG", "RIDGELINE_ISA", "RIDGELINE_PDL", "RIDGELINE_ASSUME_CAPABILITY"),
-    *("RIDGELINE_FLEET_REPLICA", "RIDGELINE_FLEET_ROUTER"),
+    *("RIDGELINE_FLEET_REPLICA", "RIDGELINE_FLEET_ROUTER", "RIDGELINE_DATA"),
 )
 _TRUTHS = {
     "1": True,
@@ -165,17 +165,13 @@ def read_file(
     `lists`: sections that may stand there several times, written [[name]]; their values are lists.
     """
     lists = lists or {}
-    try:
-        with path.open("rb") as file:
-            document = tomllib.load(file)
-    except OSError as error:
-        raise OptionError(f"{path}: cannot be read: {error.strerror}") from error
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise OptionError(f"{path}: not valid TOML: {error}") from error
     values: dict[str, Any] = {}
-    for section, table in document.items():
+    for section, table in read_toml(path).items():
         if section in lists:
-            values[section] = _read_list(path, section, table, lists[section])
+            values[section] = [
+                check_values(lists[section], one, where=f"{path}: [[{section}]] {number} ")
+                for number, one in enumerate(list_of_tables(table, section, f"{path}: "), start=1)
+            ]
             continue
         if section not in sections:
             raise OptionError(f"{path}: unknown section [{section}]{nearest(section, [*sections, *lists])}")
@@ -185,13 +181,22 @@ def read_file(
     return values
 
 
-def _read_list(path: Path, section: str, tables: Any, config: type) -> list[dict[str, Any]]:
+def read_toml(path: Path) -> dict[str, Any]:
+    """A TOML file's document. OptionError if it cannot be read."""
+    try:
+        with path.open("rb") as file:
+            return tomllib.load(file)
+    except OSError as error:
+        raise OptionError(f"{path}: cannot be read: {error.strerror}") from error
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise OptionError(f"{path}: not valid TOML: {error}") from error
+
+
+def list_of_tables(tables: Any, section: str, where: str = "") -> list[dict[str, Any]]:
+    """The tables of [[section]]. OptionError if it is written in another form."""
     if not isinstance(tables, list) or not all(isinstance(table, dict) for table in tables):
-        raise OptionError(f"{path}: {section} is a list: write [[{section}]] above the keys of each")
-    return [
-        check_values(config, table, where=f"{path}: [[{section}]] {number} ")
-        for number, table in enumerate(tables, start=1)
-    ]
+        raise OptionError(f"{where}{section} is a list: write [[{section}]] above the keys of each")
+    return tables
 
 
 def check_values(config: type, values: Mapping[str, Any], where: str = "") -> dict[str, Any]:

@@ -5,10 +5,10 @@ model, the shared data, and a live server.
 from __future__ import annotations
 
 import ctypes
+import inspect
 import logging
 import os
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -18,14 +18,23 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+import httpx
 import hypothesis
 import pytest
 
+from tests.patience import PATIENCE_S
+from tests.ports import free_port as free_port  # other modules take it from here
+
 # An example may take any time: the machine may be busy. Every run draws the same examples, so that its result
 # does not depend on chance; `--hypothesis-profile random` draws new ones.
-hypothesis.settings.register_profile("ridgeline", deadline=None, derandomize=True)
-hypothesis.settings.register_profile("random", deadline=None, derandomize=False)
+slow = [hypothesis.HealthCheck.too_slow]
+hypothesis.settings.register_profile("ridgeline", deadline=None, derandomize=True, suppress_health_check=slow)
+hypothesis.settings.register_profile("random", deadline=None, derandomize=False, suppress_health_check=slow)
 hypothesis.settings.load_profile("ridgeline")
+
+# A request that names no timeout has httpx's 5 s, which a busy machine exceeds.
+_timeout = inspect.signature(httpx.get).parameters["timeout"].default
+_timeout.connect = _timeout.read = _timeout.write = _timeout.pool = PATIENCE_S
 
 pytest_plugins = ["tests.tiny_wheel"]
 
@@ -45,8 +54,7 @@ def cuda_devices() -> int:
 if cuda_devices() == 0:  # Triton's kernels then run in its interpreter, on CPU tensors
     os.environ.setdefault("TRITON_INTERPRET", "1")
 
-READY_TIMEOUT_S = 120.0
-STOP_TIMEOUT_S = 60.0
+READY_TIMEOUT_S = STOP_TIMEOUT_S = PATIENCE_S
 SHARED_DATA = Path(__file__).resolve().parents[2] / "shared" / "data"
 
 
@@ -145,10 +153,3 @@ def await_ready(server: LiveServer, timeout_s: float = READY_TIMEOUT_S) -> None:
             pass
         time.sleep(0.1)
     pytest.fail(f"the server was not ready within {timeout_s:.0f} s:\n{server.log.read_text()}")
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port

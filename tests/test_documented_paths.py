@@ -11,7 +11,7 @@ ROOT = Path(__file__).resolve().parents[1]
 PACKAGE = ROOT / "ridgeline"
 SPAN = re.compile(r"`([\w./-]+)`")
 FILE = re.compile(r"\.(py|cpp|h)$")
-PAGES = ("CONTRIBUTING.md", "docs/architecture.md")
+PAGES = ("CONTRIBUTING.md", "docs/architecture.md", "docs/fleet-faults.md")
 
 
 def test_the_map_has_every_room() -> None:

@@ -27,7 +27,7 @@ NEED_MESSAGES = {
     f"ridgeline.engine.{name}"
     for name in (
         "link.messages",
-        "link.engine_loop",
+        "run.engine_loop",
         "link.transport",
         "client.client",
         "client.open_embedding",
@@ -37,11 +37,18 @@ NEED_MESSAGES = {
         "encoder.encoder_loop",
         "encoder.runners",
         "grammar.library",  # the grammars' own library, and that alone
+        *("caches.kernels", "caches.packed_weights", "caches.shipping"),
     )
+} | {
+    f"ridgeline.models.sources.{name}"
+    for name in ("archive", "download", "holders", "manifest", "model_files", "obtain")
 }
 NEED_JINJA = {
-    f"ridgeline.models.text.{name}"
-    for name in ("chat_template", "template_budget", "template_sandbox", "tokenizer")
+    f"ridgeline.models.{name}"
+    for name in (
+        *("text.chat_template", "text.template_budget", "text.template_sandbox", "text.tokenizer"),
+        *("gguf_output.tokenizer_metadata", "gguf_output.write"),  # they build tokenizers
+    )
 }
 NO_NATIVE_LIBRARY = """
 import ctypes
@@ -186,7 +193,7 @@ def test_everything_but_the_torch_backend_imports_without_torch():
     packages = ("ops", "models", "engine", "telemetry", "server", "cli")
     imported = run(without(TORCH_PACKAGES) + import_everything(packages, NEED_TORCH)).split()
     assert {
-        "ridgeline.engine.link.engine_loop",
+        "ridgeline.engine.run.engine_loop",
         "ridgeline.engine.run.native_runner",
         "ridgeline.server.process.main",
     } <= set(imported)

@@ -22,7 +22,7 @@ RULE = "rule {name}\n  command = {command}\n  description = Building $out\n"
 
 def stage(title: str, *command: object, **settings: object) -> subprocess.CompletedProcess[str]:
     words = [sys.executable, str(STAGE), title, *map(str, command)]
-    return subprocess.run(words, capture_output=True, text=True, timeout=60, **settings)  # type: ignore[call-overload,no-any-return]
+    return subprocess.run(words, capture_output=True, text=True, timeout=300, **settings)  # type: ignore[call-overload,no-any-return]
 
 
 def ninja(folder: Path, **commands: str) -> list[object]:

@@ -20,7 +20,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from gpu.timing import Report, copies_beyond_l2
-from ridgeline.ops.cuda import activation, launch, norm
+from ridgeline.ops.cuda import activation, dependent_launch, norm
 from ridgeline.ops.cuda.linear import gemm, gemm_stream, gemv, linear
 from ridgeline.ops.cuda.linear.gemm import gated_linear, split_linear
 from ridgeline.ops.cuda.linear.gemm_stream import StreamConfig, stream_config, stream_linear
@@ -349,7 +349,7 @@ def _library(model: Shapes, tokens: int) -> Callable[[Layer], None]:
 
 @contextmanager
 def _dependent_launches(on: bool) -> Iterator[None]:
-    modules: tuple[Any, ...] = (launch, gemv, gemm, gemm_stream, norm, activation)
+    modules: tuple[Any, ...] = (dependent_launch, gemv, gemm, gemm_stream, norm, activation)
     before = [module.PDL for module in modules]
     for module, value in zip(modules, before, strict=True):
         module.PDL = value and on

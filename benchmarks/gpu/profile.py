@@ -7,47 +7,29 @@ from collections.abc import Callable
 from typing import Any
 
 from benchmarks.gpu import limits
+from ridgeline.lab.profile.torch_capture import KERNEL_PARTS
 from ridgeline.models.spec.cache_layout import CacheLayout
 
-# Which part of the step a kernel is, by a piece of its name; the first that fits.
-PARTS = {
+# Attention in two parts; the first piece of a name that fits counts.
+ATTENTION = {
     "_decode_attend": "attention of decodes",
     "_attend_prefix": "attention of decodes",
     "_prefill_attend": "attention of prompts",
     "_attend_specialized": "attention of prompts",
     "_gather_kv": "attention of prompts",
-    "gemv": "linears",
-    "_linear_kernel": "linears",
-    "_gated_linear": "linears",
-    "_stream_kernel": "linears",
-    "nvjet": "linears",
-    "gemm": "linears",
-    "cublas": "linears",
-    "splitK": "linears",
-    "norm": "norms, rope, activation",
-    "rope": "norms, rope, activation",
-    "_gated_kernel": "norms, rope, activation",
-    "_draw": "sampling",
-    "_survey": "sampling",
-    "_gather": "sampling",
-    "_settle": "sampling",
-    "_process": "sampling",
-    "logprobs": "sampling",
-    "_prepare": "inputs",
-    "_apply": "inputs",
-    "Memcpy": "copies",
 }
+PARTS = ATTENTION | {piece: part for piece, part in KERNEL_PARTS.items() if piece not in ATTENTION}
 
 
 def part_of(kernel: str) -> str:
-    return next((part for piece, part in PARTS.items() if piece.lower() in kernel.lower()), "other")
+    return next((part for piece, part in PARTS.items() if piece in kernel.lower()), "other")
 
 
 def print_profile(built: Any, run: Callable[[], float], case: str, top: int = 14) -> None:
     """Profile one run of the case; a profiled run is slower, so use only the shares and the kernel times."""
     from torch.profiler import ProfilerActivity, profile
 
-    from ridgeline.ops.cuda.launch import PDL
+    from ridgeline.ops.cuda.dependent_launch import PDL
 
     before = len(built.core.steps.dump())
     with profile(activities=[ProfilerActivity.CUDA]) as profiler:

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from benchmarks.gpu.timing import Report, copies_beyond_l2
 from ridgeline.ops import sampling as spec
-from ridgeline.ops.cuda.launch import INTERPRETED
+from ridgeline.ops.cuda.dependent_launch import INTERPRETED
 from ridgeline.ops.cuda.sampling import sampling
 from ridgeline.ops.cuda.sampling.logprobs import LogprobBuffers
 from ridgeline.ops.cuda.sampling.state import PLAIN, RowParams, SamplePlan, SamplerState

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ridgeline.engine.config import EngineConfig
-from ridgeline.engine.plan.request import Request, SamplingParams
+from ridgeline.engine.schedule.request import Request, SamplingParams
 from ridgeline.engine.start.build import BuiltEngine, build_engine
 from ridgeline.models.files.gguf import GgufFile
 from ridgeline.models.spec.cache_layout import CacheLayout

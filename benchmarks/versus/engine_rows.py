@@ -68,7 +68,6 @@ def engine_rows(bench: Bench, model: ComparedModel) -> list[Row]:
     bench.console.log(f"ours, {name}: {engine.summary}")
     ceilings = []
     for number in range(bench.repeats):
-        ceilings.append(measure_ceilings(bench, ours_path))
         for row in rows:
 
             def our_rate(row: Row = row) -> float:
@@ -76,12 +75,14 @@ def engine_rows(bench: Bench, model: ComparedModel) -> list[Row]:
                     return engine_rates.prefill_rate(engine, PREFILL, bench.rng)
                 return engine_rates.decode_rate(engine, _streams(row), PROMPT, TOKENS, bench.rng)
 
-            row.ours.samples.append(bench.sample(f"{number + 1}. {row.key} ours", our_rate))
+            contestants: list[tuple[str, Figure, Callable[[], float]]] = [("ours", row.ours, our_rate)]
             for variant in finalists[row.key]:
-                sample = bench.sample(
-                    f"{number + 1}. {row.key} {variant}", lambda r=row, v=variant: peer_rate(r, v)
-                )
-                row.theirs.setdefault(str(variant), Figure()).samples.append(sample)
+                figure = row.theirs.setdefault(str(variant), Figure())
+                contestants.append((str(variant), figure, lambda r=row, v=variant: peer_rate(r, v)))
+            first = number % len(contestants)  # a machine may slow down under load: each comes first in turn
+            for contestant, figure, rate in contestants[first:] + contestants[:first]:
+                figure.samples.append(bench.sample(f"{number + 1}. {row.key} {contestant}", rate))
+        ceilings.append(measure_ceilings(bench, ours_path))
     bench.ceilings[name] = median_ceilings(ceilings)
     for row in rows:
         row.ours.limit = _rate_limit(bench, row, name, ours_path)

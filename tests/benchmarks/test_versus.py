@@ -30,6 +30,7 @@ from ridgeline.models.spec.ffn import Experts
 from ridgeline.models.spec.read_spec import read_spec
 from ridgeline.models.text.tokenizer import Tokenizer
 from ridgeline.models.weights.dequant import dequantize
+from tests.patience import PATIENCE_S
 
 
 def figure(*values: float, limit: float | None = None, disturbed: int = 0) -> Figure:
@@ -211,12 +212,12 @@ def answering(status: int, events: list[str]) -> Iterator[int]:
 
     thread = threading.Thread(target=lambda: loop.run_until_complete(serve()))
     thread.start()
-    ready.wait(10)
+    assert ready.wait(PATIENCE_S)
     try:
         yield started[0]
     finally:
         loop.call_soon_threadsafe(stop.set)
-        thread.join(10)
+        thread.join(PATIENCE_S)
         loop.close()
 
 

@@ -1,0 +1,164 @@
+"""Methods of `ridgeline quantize` against round-to-nearest at equal bits, on a real model: KL on other text.
+
+The trained models within reach are 4-bit GGUF files. The reference is such a file's weights in bfloat16; the
+target has other groups than the file, so that its grid is not the file's own. Methods learn from wikitext-2's
+validation text, and the loss is measured on its test text. Prints a table and writes JSON; the ratio is to
+round-to-nearest in the same run.
+
+    python benchmarks/quantize_quality.py [--model smollm2-135m] [--to int4] [--group 64] [--samples 64]
+        [--methods rtn,gptq,awq,awq+gptq] [--folder DIR] [--json out.json]
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+os.environ.setdefault("ONEDNN_MAX_CPU_ISA", "AVX512_CORE_FP16")
+
+WIKITEXT = Path(__file__).resolve().parents[2] / "shared" / "data" / "wikitext-2"
+# By family: what its config.json needs besides the sizes.
+FAMILIES = {
+    "llama": {"architectures": ["LlamaForCausalLM"], "model_type": "llama"},
+    "qwen2": {"architectures": ["Qwen2ForCausalLM"], "model_type": "qwen2"},
+}
+
+
+def as_folder(file: Path, folder: Path) -> Path:
+    """A GGUF model's weights in bfloat16, in Hugging Face's layout, with its tokenizer."""
+    import numpy as np
+
+    from ridgeline.models.files.gguf import GgufFile
+    from ridgeline.models.files.safetensors_writer import write_safetensors
+    from ridgeline.models.quantized.numbers import to_bfloat16
+    from ridgeline.models.quantized.packings import StoredTensor
+    from ridgeline.models.spec.families import FAMILIES as KNOWN
+    from ridgeline.models.spec.read_spec import read_spec
+    from ridgeline.models.text.gguf_tokenizer import read_gguf_tokenizer
+    from ridgeline.models.weights.checkpoint import checked_places, float_chunks, open_source
+    from ridgeline.models.weights.places import find_places
+
+    if (folder / "config.json").is_file():
+        return folder
+    folder.mkdir(parents=True, exist_ok=True)
+    spec = read_spec(file)
+    source = open_source(file, spec)
+    names = KNOWN[spec.family].hf_names
+    rope = spec.attentions[0].rope
+    assert rope is not None
+    ours = find_places(spec, names, names.prefixes[0], names.heads[0])
+    tensors = {}
+    for piece, place in checked_places(source, spec, file).items():
+        bits = np.concatenate([to_bfloat16(values) for _, values in float_chunks(source, piece, place)])
+        tensors[ours[piece].name] = StoredTensor("BF16", piece.shape, bits.view(np.uint8))
+    write_safetensors(folder / "model.safetensors", tensors)
+    parts = read_gguf_tokenizer(GgufFile(file).metadata, str(file))
+    parts.backend.save(str(folder / "tokenizer.json"))
+    settings = {**parts.special_tokens, "chat_template": parts.chat_template}
+    (folder / "tokenizer_config.json").write_text(json.dumps(settings))
+    mixer, ffn = spec.attentions[0], spec.ffn_size
+    config = {
+        **FAMILIES[spec.family],
+        "hidden_size": spec.hidden_size,
+        "intermediate_size": ffn,
+        "num_hidden_layers": spec.num_layers,
+        "num_attention_heads": mixer.heads,
+        "num_key_value_heads": mixer.kv_heads,
+        "vocab_size": spec.vocab_size,
+        "max_position_embeddings": spec.max_context,
+        "rms_norm_eps": spec.norm.eps,
+        "rope_theta": rope.theta,
+        "hidden_act": "silu",
+        "tie_word_embeddings": spec.tied_embeddings,
+        "bos_token_id": spec.bos_id,
+        "eos_token_id": list(spec.eos_ids),
+        "torch_dtype": "bfloat16",
+    }
+    (folder / "config.json").write_text(json.dumps(config, indent=2))
+    return folder
+
+
+def measure(model: Path, method: str, args: argparse.Namespace, folder: Path) -> dict[str, Any]:
+    from ridgeline.lab.quantize.driver import close, prepare, quantize
+    from ridgeline.lab.quantize.options import QuantizeOptions
+    from ridgeline.lab.quantize.report import make_report, write_report
+
+    options = QuantizeOptions(
+        method=method,
+        group=args.group,
+        calibration=str(WIKITEXT / "valid.txt"),
+        held_out=str(WIKITEXT / "test.txt"),
+        samples=args.samples,
+        length=args.length,
+    )
+    out = folder / f"{args.to}-{method}"
+    began = time.monotonic()
+    found = quantize(prepare(model, args.to, options), out, lambda *_: None)
+    report = make_report(found)
+    write_report(report, out)
+    close(found)
+    lost = found.losses
+    assert lost is not None
+    return {
+        "method": method,
+        "kl": lost.mean_kl,
+        "kl_error_95": lost.kl_high - lost.mean_kl,
+        "kl_p99": lost.kl_p99,
+        "flips": report.flips,
+        "perplexity": [lost.reference_ppl, lost.reference_ppl + lost.delta_ppl],
+        "positions": lost.positions,
+        "seconds": time.monotonic() - began,
+        "megabytes": found.written_bytes / 1e6,
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--model", default="smollm2-135m", help="a short name of a GGUF model, or a folder")
+    parser.add_argument("--to", default="int4")
+    parser.add_argument(
+        "--group", type=int, default=64, help="SmolLM2's rows of 576 are not whole groups of 128"
+    )
+    parser.add_argument("--samples", type=int, default=64)
+    parser.add_argument("--length", type=int, default=512)
+    parser.add_argument("--methods", default="rtn,gptq,awq,awq+gptq")
+    parser.add_argument("--folder", type=Path, help="keep the models here (default: a temporary folder)")
+    parser.add_argument("--json", type=Path)
+    args = parser.parse_args()
+
+    from ridgeline.models.files.pull import ensure
+
+    with tempfile.TemporaryDirectory() as temporary:
+        folder = args.folder or Path(temporary)
+        path = ensure(args.model).path
+        model = path if path.is_dir() else as_folder(path, folder / "reference")
+        rows = []
+        print(
+            f"{args.model}, {args.to}, groups of {args.group}, {args.samples} × {args.length} tokens of text"
+        )
+        print("method              KL, nats     ± 95 %  of rtn   flips  perplexity       MB       s")
+        for method in args.methods.split(","):
+            rows.append(measure(model, method, args, folder))
+            row = rows[-1]
+            row["ratio"] = row["kl"] / rows[0]["kl"]
+            print(
+                f"{method:<18} {row['kl']:9.5f}  {row['kl_error_95']:9.5f}  {row['ratio']:6.2f}"
+                f"  {100 * row['flips']:5.2f} %  {row['perplexity'][1]:10.3f}  {row['megabytes']:7.0f}"
+                f"  {row['seconds']:6.0f}",
+                flush=True,
+            )
+        print(f"the reference's perplexity: {rows[0]['perplexity'][0]:.3f}, {rows[0]['positions']} positions")
+        if args.json:
+            settings = {name: str(value) for name, value in vars(args).items() if name != "json"}
+            args.json.write_text(json.dumps({"settings": settings, "rows": rows}, indent=2))
+
+
+if __name__ == "__main__":
+    main()
