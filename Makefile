@@ -79,7 +79,7 @@ endif
 test: lint native           ## every test but the slow and GPU ones, in two processes (ARGS='-n 0': in one)
 	$(BIN)/ridgeline models pull smollm2-135m
 	$(BIN)/ridgeline models pull all-minilm-l6-v2
-	OMP_WAIT_POLICY=passive $(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder -rs \
+	OMP_WAIT_POLICY=passive $(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder -rfEs \
 	  -m 'not slow and not gpu' $(ARGS)
 
 # What depends on the instruction set or the BLAS, once more with the ones of an AVX2-only machine. Each variable

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import socket
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
+import tests.ports
 from ridgeline import ports
 from ridgeline.ports import free_port, given_by_the_system
 
@@ -42,3 +45,13 @@ def test_without_a_port_outside_of_the_range_the_system_chooses(
     monkeypatch.setattr(ports, "RANGE", tmp_path / "range")
     assert given_by_the_system() == ((1024, 65535) if text[0] == "1" else ports.USUAL_RANGE)
     assert free_port() > 0
+
+
+def test_another_process_of_tests_has_other_ports() -> None:
+    code = "from tests import ports; print(ports._PORTS.start, ports._PORTS.step)"
+    other = subprocess.run(
+        [sys.executable, "-c", code], cwd=Path(__file__).parents[1], capture_output=True, check=True
+    )
+    start, step = map(int, other.stdout.split())
+    assert step == tests.ports._PORTS.step
+    assert start != tests.ports._PORTS.start
