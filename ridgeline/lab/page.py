@@ -28,6 +28,7 @@ STYLE = (
 body { margin: 0 auto; padding: 24px 20px 60px; max-width: 1080px; background: var(--paper);
   color: var(--ink); font: 14px/1.5 system-ui, -apple-system, "Segoe UI", sans-serif; }
 h1 { font-size: 22px; margin: 0 0 2px; } h2 { font-size: 16px; margin: 32px 0 8px; }
+pre { margin: 0; font-size: 12.5px; white-space: pre-wrap; overflow-wrap: anywhere; }
 p { margin: 6px 0; } .faint, .faint a { color: var(--faint); } code { font-size: 12.5px; }
 .banner { border-left: 5px solid var(--alarm); background: var(--alarm-paper); padding: 10px 14px;
   margin: 14px 0; border-radius: 4px; } .banner strong { color: var(--alarm); font-size: 16px; }
@@ -98,6 +99,11 @@ def heading(text: str, explanation: str = "") -> Html:
 
 def paragraph(text: str, *, faint: bool = False) -> Html:
     return Html(f"<p{' class=faint' if faint else ''}>{safe(text)}</p>")
+
+
+def preformatted(text: str) -> Html:
+    """Text with its own line breaks."""
+    return Html(f"<pre>{safe(text)}</pre>")
 
 
 def banner(headline: str, reasons: Sequence[str]) -> Html:

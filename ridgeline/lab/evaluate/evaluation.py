@@ -12,6 +12,7 @@ from ridgeline.lab.errors import BadInput
 from ridgeline.lab.evaluate.options import EvaluateOptions
 from ridgeline.lab.evaluate.progress import OnProgress
 from ridgeline.lab.evaluate.run import RunSettings, run_tasks, sampled
+from ridgeline.lab.evaluate.samples import Sample, by_id, samples_of
 from ridgeline.lab.evaluate.scoring.metrics import Metric, metrics_of
 from ridgeline.lab.evaluate.store import Head, ResultsFolder
 from ridgeline.lab.evaluate.subjects.subject import Subject
@@ -29,6 +30,7 @@ class TaskResult(msgspec.Struct, frozen=True):
     primary: str
     metrics: list[Metric]
     note: str = ""
+    samples: list[Sample] = []
 
     def metric(self, name: str) -> Metric:
         return next(metric for metric in self.metrics if metric.name == name)
@@ -84,6 +86,7 @@ def evaluate(
             task.primary,
             metrics_of(outcomes[task.name]),
             task.note,
+            samples_of(task, {subject.name: by_id(outcomes[task.name])}, options.samples),
         )
         for task in tasks
     ]

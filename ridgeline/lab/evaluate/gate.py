@@ -19,6 +19,7 @@ from ridgeline.lab.evaluate.evaluation import head_of, load_tasks
 from ridgeline.lab.evaluate.options import EvaluateOptions, GateOptions
 from ridgeline.lab.evaluate.progress import OnProgress
 from ridgeline.lab.evaluate.run import RunSettings, run_tasks
+from ridgeline.lab.evaluate.samples import Sample, samples_of
 from ridgeline.lab.evaluate.scoring.outcome import Outcome
 from ridgeline.lab.evaluate.statistics.divergence import (
     Z95,
@@ -46,13 +47,16 @@ from ridgeline.lab.evaluate.tasks.items import digest_of
 from ridgeline.lab.evaluate.tasks.table import Task
 from ridgeline.lab.evaluate.verdicts import (
     GATE_FILE,
+    PLANNED_ENGINES,
+    STORED,
     CheckSummary,
     QualityVerdict,
     ServedFormat,
     why_unusable,
 )
 from ridgeline.lab.model_identity import identify
-from ridgeline.models.spec.precision import format_name
+from ridgeline.models.spec.precision import Precision, format_name
+from ridgeline.options import nearest
 from ridgeline.version import __version__
 
 REFERENCE, AGAIN, CANDIDATE = "reference", "reference-again", "candidate"
@@ -73,6 +77,7 @@ class GateResult(msgspec.Struct, frozen=True):
     settings: dict[str, Any]
     kl_quantiles: list[float] = []  # of all positions; for the chart
     noise_kl_quantiles: list[float] = []
+    samples: list[Sample] = []
     verdict: QualityVerdict | None = None  # for `ridgeline plan`
     not_recorded: str = ""  # why there is none
     version: str = __version__
@@ -139,11 +144,24 @@ def stated_format(text: str, candidate: str) -> ServedFormat:
             f"{flag}: write MODEL,weights=FORMAT,engine=NAME, with kv=FORMAT if it is not bfloat16"
         )
     try:
-        weights, kv = format_name(spec.settings["weights"]), format_name(spec.settings.get("kv", "bfloat16"))
+        named = spec.settings["weights"]
+        weights = STORED if named == STORED else str(Precision.named(named))
+        kv = format_name(spec.settings.get("kv", "bfloat16"))
     except ValueError as error:
         raise BadInput(f"{flag}: {error}") from error
     engine = spec.settings.get("engine", "vllm")
-    return ServedFormat(identify(spec.name), weights, kv, engine, f"{engine}, as stated", stated=True)
+    if engine not in PLANNED_ENGINES:
+        raise BadInput(
+            f"{flag}: `ridgeline plan` asks for no engine {engine!r} and would never find this verdict"
+            f"{nearest(engine, PLANNED_ENGINES)}"
+        )
+    model = identify(spec.name)
+    if not model.content and not model.repo:
+        raise BadInput(
+            f"{flag}: {spec.name!r} is no model of the hub (org/name) and none on this machine: "
+            "`ridgeline plan` would never find this verdict"
+        )
+    return ServedFormat(model, weights, kv, engine, f"{engine}, as stated", stated=True)
 
 
 def _with_verdict(
@@ -215,7 +233,12 @@ def judge(
         settings,
         _quantiles(kl),
         _quantiles(noise_kl),
+        [sample for task in tasks for sample in _samples(task, runs, options.samples)],
     )
+
+
+def _samples(task: Task, runs: Sequence[ResultsFolder], count: int) -> list[Sample]:
+    return samples_of(task, {REFERENCE: _outcomes(task, runs[0]), CANDIDATE: _outcomes(task, runs[2])}, count)
 
 
 def _stored(folder: Path, subject: str, facts: dict[str, Any]) -> ResultsFolder:

@@ -16,10 +16,13 @@ class EvaluateOptions:
     limit: int | None = option(None, "ask a random sample of this many items of each task; default: all")
     seed: int = option(0, "seed of that sample and of the bootstrap")
     concurrency: int = option(8, "items asked at once")
+    samples: int = option(3, "items of each task whose prompt and answers the report shows")
 
     def __post_init__(self) -> None:
         if self.limit is not None and self.limit < 1:
             raise OptionError(f"--limit must be at least 1, got {self.limit}")
+        if self.samples < 0:
+            raise OptionError(f"--samples must be at least 0, got {self.samples}")
         if self.concurrency < 1:
             raise OptionError(f"--concurrency must be at least 1, got {self.concurrency}")
         if not any(name.strip() for name in self.tasks.split(",")):

@@ -136,6 +136,6 @@ def _judged(task: str, item: Question | Program, text: str) -> Outcome:
     digest = digest_of(item)
     if isinstance(item, Question):
         values, answer = judged_text(item, text)
-        return Outcome(task, item.id, digest, values, answer)
+        return Outcome(task, item.id, digest, values, answer, text if text.strip() != answer else "")
     ran = sandbox.run_program(program_of(item, text))
-    return Outcome(task, item.id, digest, {"pass@1": float(ran.passed)}, text, ran.reason)
+    return Outcome(task, item.id, digest, {"pass@1": float(ran.passed)}, text, note=ran.reason)

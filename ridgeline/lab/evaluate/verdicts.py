@@ -22,6 +22,8 @@ STORED = "stored"  # weights as the files have them
 # What a reference may compute with: others have lost something themselves.
 WIDE = (STORED, "float32", "bfloat16", "float16")
 WIDE_KV = ("float32", "bfloat16", "float16")
+# The engines that a plan asks for: other programs, and ridgeline's backends.
+PLANNED_ENGINES = ("vllm", "sglang", "trtllm", "native", "torch", "cuda")
 GATE_FILE = "gate.json"
 
 log = logging.getLogger(__name__)

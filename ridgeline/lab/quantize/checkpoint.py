@@ -16,7 +16,7 @@ from torch import Tensor
 from ridgeline.lab.errors import BadInput
 from ridgeline.models.files.checkpoint_files import shard_paths, weights_file
 from ridgeline.models.quantized.packings import StoredTensor
-from ridgeline.models.spec.families import check_servable
+from ridgeline.models.spec.families import FAMILIES, check_servable
 from ridgeline.models.spec.model_spec import ModelSpec
 from ridgeline.models.spec.read_spec import read_spec
 from ridgeline.models.weights.checkpoint import checked_places, float_chunks
@@ -133,9 +133,19 @@ class Checkpoint:
 
     def others(self) -> dict[str, StoredTensor]:
         """Tensors that the decoder does not read, such as a vision tower; a tied head is left out."""
-        shapes = self.source.shapes()
-        names = [name for name in shapes if name not in self._pieces and not name.endswith("lm_head.weight")]
+        heads = FAMILIES[self.spec.family].hf_names.heads
+        names = [name for name in self.source.shapes() if name not in self._pieces and name not in heads]
         return {name: self.stored(name) for name in names}
+
+    @property
+    def head(self) -> str:
+        """The tensor of the LM head, or its name if the head were not tied to the embedding."""
+        if heads := self.find(None, "lm_head"):
+            return heads[0].name
+        names = FAMILIES[self.spec.family].hf_names.heads
+        (embed,) = self.find(None, "embed")
+        root = embed.name.partition(".")[0]
+        return next((name for name in names if name.partition(".")[0] == root), names[0])
 
     def stored(self, name: str) -> StoredTensor:
         return self.source.stored(name)

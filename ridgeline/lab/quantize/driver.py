@@ -24,7 +24,7 @@ from ridgeline.lab.quantize.calibration import Calibration, read_calibration
 from ridgeline.lab.quantize.checkpoint import Checkpoint, Tensors
 from ridgeline.lab.quantize.forward import Forward, Stream
 from ridgeline.lab.quantize.inputs import Statistics
-from ridgeline.lab.quantize.journal import FOLDER, Journal, LayerRecord, run_settings
+from ridgeline.lab.quantize.journal import Journal, LayerRecord, run_settings
 from ridgeline.lab.quantize.keep import KeepPolicy
 from ridgeline.lab.quantize.layer_quantizer import LayerQuantizer, QuantizedLayer
 from ridgeline.lab.quantize.losses import Losses
@@ -34,7 +34,6 @@ from ridgeline.lab.quantize.targets import target_format
 from ridgeline.lab.quantize.tensor_types import as_stored, to_stored
 from ridgeline.lab.quantize.writer import CompressedWriter, Writer
 from ridgeline.models.quantized.format import QuantFormat
-from ridgeline.models.spec.families import FAMILIES
 from ridgeline.models.text.tokenizer import Tokenizer
 
 OnProgress = Callable[[str, int, int], None]  # (what, done, total)
@@ -62,11 +61,15 @@ class Quantized:
 
     job: Job
     out: Path
-    records: list[LayerRecord]
+    journal: Journal
     losses: Divergence | None
     stored_bytes: int  # of the weights before
     written_bytes: int
     resumed_at: int  # the layer that this process began with
+
+    @property
+    def records(self) -> list[LayerRecord]:
+        return self.journal.records
 
 
 def prepare(model: Path, to: str, options: QuantizeOptions) -> Job:
@@ -90,8 +93,23 @@ def quantize(job: Job, out: Path, on_progress: OnProgress) -> Quantized:
     rotation = Rotation(checkpoint, job.options.seed) if job.options.rotates else None
     journal = Journal(out, run_settings(checkpoint, job.to, job.options, job.calibration))
     writer: Writer = CompressedWriter(out, checkpoint, job.format)
-    first = journal.layers
-    _require_space(job, out)
+    try:
+        return _run(job, out, journal, writer, rotation, on_progress)
+    except BaseException:
+        journal.close()
+        raise
+
+
+def close(found: Quantized) -> None:
+    """Removes the state of the run, after its report has been written."""
+    found.journal.remove()
+
+
+def _run(
+    job: Job, out: Path, journal: Journal, writer: Writer, rotation: Rotation | None, on_progress: OnProgress
+) -> Quantized:
+    checkpoint, first = job.checkpoint, journal.layers
+    _require_space(job, out, journal)
     run = _Run(job, journal, writer, rotation)
     if not first:
         run.begin()
@@ -101,12 +119,7 @@ def quantize(job: Job, out: Path, on_progress: OnProgress) -> Quantized:
         on_progress(LAYERS, number + 1, checkpoint.layers)
     losses = run.finish()
     written = sum(file.stat().st_size for file in out.glob("*.safetensors"))
-    return Quantized(job, out, journal.records, losses, checkpoint.stored_bytes(), written, first)
-
-
-def close(found: Quantized) -> None:
-    """Removes the state of the run, after its report has been written."""
-    shutil.rmtree(found.out / FOLDER)
+    return Quantized(job, out, journal, losses, checkpoint.stored_bytes(), written, first)
 
 
 class _Run:
@@ -156,13 +169,13 @@ class _Run:
         changed = self._top(dict(original))
         losses = self._losses(original, changed)
         kept = {
-            name: to_stored(changed[name], checkpoint.stored(name).dtype, where=name)
+            name: to_stored(changed[name], checkpoint.stored(name), where=name)
             for name in checkpoint.names(None)
         }
         if "lm_head" in changed:
             (embed,) = checkpoint.find(None, "embed")
-            name = FAMILIES[checkpoint.spec.family].hf_names.heads[0]
-            kept[name] = to_stored(changed["lm_head"], checkpoint.stored(embed.name).dtype, where=name)
+            name = checkpoint.head
+            kept[name] = to_stored(changed["lm_head"], checkpoint.stored(embed.name), where=name)
         others = checkpoint.others()
         self._writer.write(checkpoint.layers, {}, {**others, **kept})
         unread = [checkpoint.module(name) for name, tensor in others.items() if len(tensor.shape) > 1]
@@ -259,7 +272,7 @@ class _Run:
         kept = {
             name: to_stored(
                 layer.values[name],
-                checkpoint.stored(name).dtype,
+                checkpoint.stored(name),
                 transposed=checkpoint.is_transposed(name),
                 where=name,
             )
@@ -284,11 +297,11 @@ class _Share:
         return self._off / self._whole if self._whole else 0.0
 
 
-def _require_space(job: Job, out: Path) -> None:
-    """LabError if the disk has no room for the checkpoint and two copies of the streams."""
+def _require_space(job: Job, out: Path, journal: Journal) -> None:
+    """LabError if the disk has no room for the parts that are missing and two copies of the streams."""
     checkpoint, format = job.checkpoint, job.format
     needed = 0
-    for layer in (None, *range(checkpoint.layers)):
+    for layer in (None, *range(journal.layers, checkpoint.layers)):
         for name in checkpoint.names(layer):
             stored = checkpoint.stored(name)
             weights = stored.data.nbytes
@@ -300,7 +313,8 @@ def _require_space(job: Job, out: Path) -> None:
     if job.calibration is not None:
         fitted = len(job.calibration.fitted) if job.quantizer.needs_inputs else 0
         samples = fitted + 3 * len(job.calibration.held_out)
-        needed += 2 * samples * job.calibration.length * checkpoint.spec.hidden_size * 4
+        streams = 2 * samples * job.calibration.length * checkpoint.spec.hidden_size * 4
+        needed += max(0, streams - journal.stream_bytes())
     free = shutil.disk_usage(out).free
     if needed > free:
         raise LabError(

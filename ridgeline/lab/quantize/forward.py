@@ -18,6 +18,7 @@ from torch import Tensor
 from ridgeline.lab.quantize.checkpoint import Checkpoint, Tensors
 from ridgeline.lab.quantize.inputs import Key, ObservingOps
 from ridgeline.models.decoders.reference_layers import Layer, Rotation, StepContext, build_norm
+from ridgeline.models.files.reserve import reserve
 from ridgeline.models.quantized.format import QuantFormat
 from ridgeline.models.spec.rope import RopeSpec
 from ridgeline.models.spec.rope_tables import rope_tables
@@ -40,6 +41,9 @@ class Stream:
         self.path = path
         mode = "r" if shape is None else "w+"
         self._states = np.lib.format.open_memmap(path, mode, None if shape is None else np.float32, shape)
+        if shape is not None:
+            with path.open("r+b") as file:
+                reserve(file.fileno(), path.stat().st_size, path)
 
     @property
     def shape(self) -> tuple[int, int, int]:

@@ -6,15 +6,17 @@ with other settings, another model or other text does not continue it.
 
 from __future__ import annotations
 
+import fcntl
 import json
+import shutil
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import msgspec
 
 from ridgeline import __version__
-from ridgeline.lab.errors import BadInput
+from ridgeline.lab.errors import BadInput, LabError
 from ridgeline.lab.quantize.calibration import Calibration
 from ridgeline.lab.quantize.checkpoint import Checkpoint
 from ridgeline.lab.quantize.options import QuantizeOptions
@@ -45,15 +47,30 @@ class Journal:
         self._done = self.folder / "done.json"
         self.records: list[LayerRecord] = []
         file = self.folder / "settings.json"
-        if file.is_file():
-            self._require_same(json.loads(file.read_text()), settings, out)
-            if self._done.is_file():
-                self.records = msgspec.json.decode(self._done.read_bytes(), type=list[LayerRecord])
-            return
-        if out.exists() and (not out.is_dir() or any(out.iterdir())):
-            raise BadInput(f"--out {out}: is not empty; give a new folder, or remove it first")
-        self.folder.mkdir(parents=True)
-        file.write_text(json.dumps(settings, indent=2))
+        if not self.folder.is_dir():
+            _refuse_other_files(out)
+        self.folder.mkdir(parents=True, exist_ok=True)
+        self._lock = _locked(self.folder / "lock", out)
+        try:
+            if file.is_file():
+                self._require_same(json.loads(file.read_text()), settings, out)
+                if self._done.is_file():
+                    self.records = msgspec.json.decode(self._done.read_bytes(), type=list[LayerRecord])
+            else:
+                _refuse_other_files(out)  # that another run has finished meanwhile
+                file.write_text(json.dumps(settings, indent=2))
+        except BaseException:
+            self.close()
+            raise
+
+    def close(self) -> None:
+        """Lets another process continue the run."""
+        self._lock.close()
+
+    def remove(self) -> None:
+        """After the report has been written."""
+        shutil.rmtree(self.folder)
+        self.close()
 
     @property
     def layers(self) -> int:
@@ -63,6 +80,10 @@ class Journal:
     def stream(self, name: str, layer: int) -> Path:
         """The file of a stream's states before layer `layer`."""
         return self.folder / f"{name}-{layer}.npy"
+
+    def stream_bytes(self) -> int:
+        """Of the hidden states that are on disk."""
+        return sum(file.stat().st_size for file in self.folder.glob("*.npy"))
 
     def finish_layer(self, record: LayerRecord) -> None:
         self.records.append(record)
@@ -80,6 +101,24 @@ class Journal:
                 f"--out {out}: has an unfinished run with another {', '.join(other)}; repeat the same "
                 "command to continue it, or remove the folder"
             )
+
+
+def _refuse_other_files(out: Path) -> None:
+    if out.exists() and (not out.is_dir() or any(file.name != FOLDER for file in out.iterdir())):
+        raise BadInput(f"--out {out}: is not empty; give a new folder, or remove it first")
+
+
+def _locked(path: Path, out: Path) -> BinaryIO:
+    """An open file with a lock that ends with the process. LabError if another run has it."""
+    file = path.open("ab")
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        file.close()
+        raise LabError(
+            f"--out {out}: another `ridgeline quantize` writes to this folder; wait for it or give another"
+        ) from None
+    return file
 
 
 def run_settings(

@@ -21,8 +21,9 @@ class KeepPolicy:
         self._rule = Rule(keep, None)
         names = [name for layer in (None, *range(checkpoint.layers)) for name in checkpoint.names(layer)]
         modules = [checkpoint.module(name) for name in names]
+        known = {*modules, checkpoint.module(checkpoint.head), "lm_head"}
         for pattern in keep:
-            if not (pattern == "lm_head" or any(Rule((pattern,), None).applies_to(one) for one in modules)):
+            if not any(Rule((pattern,), None).applies_to(one) for one in known):
                 parts = dict.fromkeys(
                     part for module in modules for part in module.split(".") if part.isidentifier()
                 )

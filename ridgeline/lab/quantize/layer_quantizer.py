@@ -62,6 +62,7 @@ class LayerQuantizer:
             scale_by_activations(scalings, tensors, statistics, self._format, self._keep.is_quantized)
         elif self._options.scaling == "smoothquant":
             smooth(scalings, tensors, statistics, self._options.alpha)
+        largest = self._largest(tensors) if self._format.tensor_scale else {}
         matrices: dict[str, QuantizedMatrix] = {}
         values: Tensors = {}
         errors: dict[str, float] = {}
@@ -70,14 +71,24 @@ class LayerQuantizer:
             if not self._keep.is_quantized(name):
                 values[name] = as_stored(tensor, self._checkpoint.stored(name).dtype)
                 continue
-            inputs = statistics.of(self._key(name))
-            matrices[name] = self._round(tensor, self._format, inputs)
+            key = self._key(name)
+            inputs = statistics.of(key)
+            matrices[name] = self._round(tensor, self._format, inputs, largest.get(key))
             values[name] = values_of(matrices[name])
             if inputs is not None and inputs.gram is not None:
                 errors[name] = output_error(tensor, values[name], inputs)
             elif self.needs_inputs and inputs is None:
                 unseen.append(name)
         return QuantizedLayer(matrices, values, errors, unseen)
+
+    def _largest(self, tensors: Tensors) -> dict[Key, float]:
+        """Magnitudes of matrices that engines join into one product (q, k, v; gate, up): a joined matrix has
+        one tensor scale."""
+        found: dict[Key, float] = {}
+        for name in filter(self._keep.is_quantized, tensors):
+            key = self._key(name)
+            found[key] = max(found.get(key, 0.0), float(tensors[name].abs().max()))
+        return found
 
     def _key(self, name: str) -> Key:
         piece = self._checkpoint.pieces(name)[0].piece

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 import torch
 from torch import Tensor
@@ -17,10 +19,18 @@ def as_stored(values: Tensor, dtype: str) -> Tensor:
     return values.to(_TYPES[dtype]).float().clone()
 
 
-def to_stored(values: Tensor, dtype: str, *, transposed: bool = False, where: str = "") -> StoredTensor:
-    """The tensor's bytes. transposed: the file has the matrix [out, in] as [in, out]."""
-    typed = (values.T if transposed and values.ndim == 2 else values).to(_TYPES[dtype]).contiguous()
+def to_stored(
+    values: Tensor, like: StoredTensor, *, transposed: bool = False, where: str = ""
+) -> StoredTensor:
+    """The tensor's bytes in the type and shape of `like`: norms of heads have a row for each head there.
+
+    transposed: the file has the matrix [out, in] as [in, out].
+    """
+    typed = (values.T if transposed and values.ndim == 2 else values).to(_TYPES[like.dtype]).contiguous()
     if not bool(torch.isfinite(typed).all()):
-        raise LabError(f"{where}: has values that {dtype} does not hold after scaling; try a smaller --alpha")
+        raise LabError(
+            f"{where}: has values that {like.dtype} does not hold after scaling; try a smaller --alpha"
+        )
     data = typed.view(torch.uint8).numpy().reshape(-1)
-    return StoredTensor(dtype, tuple(typed.shape), np.ascontiguousarray(data))
+    assert typed.numel() == math.prod(like.shape)
+    return StoredTensor(like.dtype, tuple(like.shape), np.ascontiguousarray(data))

@@ -68,7 +68,9 @@ class CompressedWriter:
         config = read_json_object(self._checkpoint.path / "config.json")
         if untied:
             config["tie_word_embeddings"] = False
-        config["quantization_config"] = quantization_config(self._format, kept_modules)
+        config["quantization_config"] = quantization_config(
+            self._format, [*kept_modules, self._checkpoint.module(self._checkpoint.head)]
+        )
         self._copy_others()
         _write_json(self._folder / "config.json", config)  # last: a folder with it is complete
 
@@ -91,7 +93,7 @@ def quantization_config(format: QuantFormat, kept_modules: Sequence[str]) -> dic
         "format": compression_format(format),
         "quantization_status": "compressed",
         "config_groups": {"group_0": config_group(format)},
-        "ignore": [*kept_modules, "lm_head"],
+        "ignore": list(kept_modules),
         "kv_cache_scheme": None,
         "global_compression_ratio": None,
     }

@@ -2,22 +2,25 @@
 
 The size of every tensor follows from its type and shape, so that the header is written first and each tensor
 is a writable view of the mapped file. The file has its name once `finish` was called; until then it is
-`NAME.partial`. The caller chooses the metadata.
+`NAME.partial`, which one process writes at a time. The caller chooses the metadata.
 """
 
 from __future__ import annotations
 
+import fcntl
 import math
 import os
 import struct
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import numpy as np
 
+from ridgeline.models.errors import ModelError
 from ridgeline.models.files.gguf import BLOCK_SIZES, MAGIC, MAX_NAME_BYTES, TENSOR_TYPES
+from ridgeline.models.files.reserve import reserve
 
 VERSION = 3
 ALIGNMENT = 32
@@ -60,9 +63,14 @@ class GgufWriter:
         self._entries = {entry.name: entry for entry in tensors}
         header, offsets, end = _header(metadata, list(self._entries.values()))
         self._offsets = {name: len(header) + offset for name, offset in offsets.items()}
-        with self.partial.open("wb") as file:
-            file.write(header)
-            file.truncate(len(header) + end)  # the bytes in between read as zeros until they are written
+        self._file = _locked(self.partial)
+        try:
+            reserve(self._file.fileno(), len(header) + end, self.partial)
+            self._file.write(header)  # the bytes after it read as zeros until they are written
+            self._file.flush()
+        except BaseException:
+            self.discard()
+            raise
         self._map = np.memmap(self.partial, np.uint8, mode="r+")
 
     @property
@@ -78,12 +86,28 @@ class GgufWriter:
     def finish(self) -> None:
         """Write everything to the disk and give the file its name."""
         self._map.flush()
-        with self.partial.open("rb") as file:
-            os.fsync(file.fileno())
+        os.fsync(self._file.fileno())
         self.partial.replace(self.path)
+        self._file.close()
 
     def discard(self) -> None:
         self.partial.unlink(missing_ok=True)
+        self._file.close()
+
+
+def _locked(path: Path) -> BinaryIO:
+    """A new, empty file with a lock that ends with the process. ModelError if another process writes it."""
+    file = os.fdopen(os.open(path, os.O_RDWR | os.O_CREAT, 0o666), "r+b")
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        # Its writer may have finished meanwhile and given the file its name.
+        if os.stat(path).st_ino != os.fstat(file.fileno()).st_ino:
+            raise FileNotFoundError
+    except (BlockingIOError, FileNotFoundError):
+        file.close()
+        raise ModelError(f"{path}: another process is writing this file; choose another name") from None
+    file.truncate(0)
+    return file
 
 
 def _header(

@@ -12,6 +12,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Protocol
 
+from ridgeline.models.files.reserve import reserve
+
 _ALIGNMENT = 8  # of the header's end, which the format asks for
 
 
@@ -40,6 +42,7 @@ def write_safetensors(path: Path, tensors: Mapping[str, Stored]) -> None:
     text += b" " * (-len(text) % _ALIGNMENT)
     unfinished = path.with_name(path.name + ".unfinished")
     with unfinished.open("wb") as file:
+        reserve(file.fileno(), 8 + len(text) + end, unfinished)
         file.write(len(text).to_bytes(8, "little"))
         file.write(text)
         for name in ordered:

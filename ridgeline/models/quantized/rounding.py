@@ -18,28 +18,34 @@ _LARGEST_E4M3 = 448.0
 _EPSILON = {"float32": 2.0**-23, "float16": 2.0**-10, "bfloat16": 2.0**-7, "e4m3": 2.0**-3}
 
 
-def quantize(weights: Floats, format: QuantFormat) -> QuantizedMatrix:
+def quantize(weights: Floats, format: QuantFormat, largest: float | None = None) -> QuantizedMatrix:
     """The nearest matrix in this format. ValueError where a row is not whole groups."""
-    scales, zeros, tensor_scale = choose_scales(weights, format)
+    scales, zeros, tensor_scale = choose_scales(weights, format, largest)
     return quantize_with(weights, format, scales, zeros, tensor_scale)
 
 
-def choose_scales(weights: Floats, format: QuantFormat) -> tuple[Floats, NDArray[np.int8] | None, float]:
-    """(scales, zero points, tensor scale) from the extremes of each group."""
+def choose_scales(
+    weights: Floats, format: QuantFormat, largest: float | None = None
+) -> tuple[Floats, NDArray[np.int8] | None, float]:
+    """(scales, zero points, tensor scale) from the extremes of each group.
+
+    largest: the largest magnitude in the matrices that have this tensor scale too; None: there are none
+    """
     if format.granularity == "group" and weights.shape[1] % format.group[1]:
         raise ValueError(f"rows of {weights.shape[1]} weights are not whole groups of {format.group[1]}")
     high, low = _extremes(weights, format)
     element = ELEMENTS[format.element]
     if format.zero_point:
         return _with_zeros(np.minimum(low, 0), np.maximum(high, 0), format)
-    largest = np.maximum(np.abs(high), np.abs(low))
+    extremes = np.maximum(np.abs(high), np.abs(low))
     if format.scale == "e8m0":
-        return _powers_of_two(largest, element.largest), None, 1.0
-    wanted = (largest / np.float32(element.largest)).astype(np.float32)
+        return _powers_of_two(extremes, element.largest), None, 1.0
+    wanted = (extremes / np.float32(element.largest)).astype(np.float32)
     tensor_scale = 1.0
     if format.tensor_scale:
         # The largest group scale becomes the scale type's own largest number.
-        tensor_scale = _invertible(float(np.float32(wanted.max() / _LARGEST_E4M3)) or 1.0)
+        most = wanted.max() if largest is None else np.float32(largest) / np.float32(element.largest)
+        tensor_scale = _invertible(float(np.float32(most / _LARGEST_E4M3)) or 1.0)
         wanted = wanted / np.float32(tensor_scale)
     return _rounded(wanted, format), None, tensor_scale
 

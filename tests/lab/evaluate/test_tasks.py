@@ -135,9 +135,40 @@ def test_a_digest_follows_the_content():
 
 
 def test_every_task_reads_the_real_data(shared_data):
-    sizes = {name: len(load_task(name, shared_data).items) for name in TASKS}
+    named = set(TASKS) - {"mmlu", "hellaswag"}  # their data is not here
+    sizes = {name: len(load_task(name, shared_data).items) for name in named}
     assert sizes["arc_easy"] == 2376
     assert sizes["lambada_openai"] == 5153
     assert sizes["gsm8k"] == 1319 - 5
     assert sizes["humaneval"] == 164
     assert sizes["perplexity"] > 600
+
+
+def test_mmlu_asks_with_letters_after_shots_of_the_subject(tmp_path):
+    def line(subject, question, answer):
+        return {"subject": subject, "question": question, "choices": ["w", "x", "y", "z"], "answer": answer}
+
+    write(tmp_path / "mmlu" / "test.jsonl", line("high_school_art", " Which? ", 2))
+    (item,) = load_task("mmlu", tmp_path).items
+    head = "The following are multiple choice questions (with answers) about high school art.\n\n"
+    asked = "Which?\nA. w\nB. x\nC. y\nD. z\nAnswer:"
+    assert item == Choices("mmlu/1", head + asked, ("A", "B", "C", "D"), 2)
+    shots = [line("high_school_art", f"Shot {n}", n % 4) for n in range(7)]
+    write(tmp_path / "mmlu" / "dev.jsonl", line("law", "Other", 0), *shots)
+    (item,) = load_task("mmlu", tmp_path).items
+    assert item.prompt.startswith(head + "Shot 0\nA. w\nB. x\nC. y\nD. z\nAnswer: A\n\nShot 1\n")
+    assert item.prompt.endswith("Shot 4\nA. w\nB. x\nC. y\nD. z\nAnswer: A\n\n" + asked)
+
+
+def test_hellaswag_is_cleaned_as_lm_eval_does(tmp_path):
+    line = {
+        "activity_label": "Making tea",
+        "ctx_a": "[header] How to make tea [title] Boil water.",
+        "ctx_b": "then she",
+        "endings": ["pours  it. [step] Done.", "sleeps."],
+        "label": "1",
+    }
+    write(tmp_path / "hellaswag" / "validation.jsonl", line)
+    (item,) = load_task("hellaswag", tmp_path).items
+    prompt = "Making tea: How to make tea. Boil water. Then she"
+    assert item == Choices("hellaswag/1", prompt, ("pours it. Done.", "sleeps."), 1)

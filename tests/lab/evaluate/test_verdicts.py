@@ -22,6 +22,8 @@ from ridgeline.lab.evaluate.verdicts import (
     why_unusable,
 )
 from ridgeline.lab.model_identity import ModelIdentity, identify
+from ridgeline.lab.perfmodel.deployment import ENGINES
+from ridgeline.models.spec.precision import Precision
 from tests.lab.evaluate.conftest import ITEMS
 from tests.lab.evaluate.scripted import ScriptedSubject
 from tests.lab.evaluate.test_gate import prefers_right, run
@@ -139,6 +141,9 @@ def test_the_format_of_a_server_is_as_stated():
         ("no-org/no-model", "weights=FORMAT"),
         ("no-org/no-model,weights=fp9", "unknown precision"),
         ("no-org/no-model,weights=fp8,bits=8", "weights=FORMAT"),
+        ("no-org/no-model,weights=fp8,engine=vlm", "asks for no engine 'vlm'.*did you mean 'vllm'"),
+        ("no-org/no-model,weights=fp8,engine=ridgeline", "asks for no engine"),
+        ("Llama-9,weights=fp8", "'Llama-9' is no model of the hub"),
     ):
         with pytest.raises(BadInput, match=said):
             stated_format(text, url)
@@ -146,3 +151,11 @@ def test_the_format_of_a_server_is_as_stated():
         run_gate(
             "a", "b", EvaluateOptions(), GateOptions(record_as="m,weights=fp8"), Path("x"), lambda *_: None
         )
+
+
+def test_a_stated_format_has_the_name_that_a_plan_asks_for():
+    url = "http://127.0.0.1:9"
+    assert stated_format("no-org/no-model,weights=mxfp4", url).weights == str(Precision.named("mxfp4"))
+    stored = stated_format("no-org/no-model,weights=stored,kv=fp8,engine=sglang", url)
+    assert (stored.weights, stored.kv, stored.backend) == (verdicts.STORED, "fp8", "sglang")
+    assert set(ENGINES) - {"ridgeline"} | {"native", "torch", "cuda"} == set(verdicts.PLANNED_ENGINES)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from ridgeline.lab.evaluate.evaluation import Evaluation
+from ridgeline.lab.evaluate.reports.samples_part import samples_part
 from ridgeline.lab.evaluate.reports.text import metric_text
 from ridgeline.lab.page import Cell, facts, heading, notes, page, table
 
@@ -18,6 +19,10 @@ def evaluation_page(found: Evaluation) -> str:
     parts = [
         table(["task", "metric", "value", "error"], rows),
         notes([f"{task.task}: {task.note}" for task in found.tasks if task.note]),
+        *samples_part(
+            [sample for task in found.tasks for sample in task.samples],
+            "Spread over each task; results.jsonl has all answers.",
+        ),
         heading("What was asked"),
         facts({"seed": found.seed, "limit": found.limit, **found.facts}),
     ]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from ridgeline.lab.charts import Axis, Line, Mark, Point, Points, Rule, chart
 from ridgeline.lab.evaluate.gate import GateResult, fails
+from ridgeline.lab.evaluate.reports.samples_part import samples_part
 from ridgeline.lab.evaluate.statistics.divergence import Divergence
 from ridgeline.lab.evaluate.statistics.gate_checks import AccuracyCheck, TextCheck
 from ridgeline.lab.page import Cell, Html, banner, charts, facts, heading, page, paragraph, table
@@ -33,6 +34,9 @@ def gate_page(found: GateResult) -> str:
     for task in accuracies:
         if task.flips.lost or task.flips.gained:
             parts += [heading(f"{task.task}: items that flipped"), _flips_table(task)]
+    parts += samples_part(
+        found.samples, "Items that flipped first, then those whose answer changed, then others of the task."
+    )
     parts += [
         heading("What was compared"),
         facts(

@@ -13,6 +13,7 @@ class Outcome(msgspec.Struct, frozen=True, omit_defaults=True):
     digest: str  # of the item
     values: dict[str, float]
     answer: str = ""
+    text: str = ""  # as generated, where `answer` is a part of it
     note: str = ""  # why an answer failed, as by its time limit
 
     @property

@@ -49,8 +49,9 @@ class Line:
         return tuple(value)
 
     def place(self, name: str, count: int) -> int:
-        """An index below `count`."""
-        value = self.integer(name)
+        """An index below `count`, also as digits in a string: some published files have it so."""
+        given = self._value(name, None)
+        value = int(given) if isinstance(given, str) and given.isdecimal() else self.integer(name)
         if not 0 <= value < count:
             raise self.wrong(name, f"must be between 0 and {count - 1}, got {value}")
         return value

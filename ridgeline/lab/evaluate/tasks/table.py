@@ -6,6 +6,7 @@ Where the stored data differs from lm-eval's (a comma, a cut set), the task's no
 from __future__ import annotations
 
 import difflib
+import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -28,6 +29,8 @@ GSM8K_SHOTS = 5
 GSM8K_STOPS = ("Question:", "</s>", "<|im_end|>")
 HUMANEVAL_STOPS = ("\nclass", "\ndef", "\n#", "\nif", "\nprint")
 WINDOW_WORDS = 384
+MMLU_SHOTS = 5
+LETTERS = "ABCDEFGHIJ"
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,6 +96,50 @@ def _as_stored(name: str, path: Path) -> list[Item]:
 def _choices(name: str, line: Line, prompt: str) -> Item:
     choices = line.texts("choices", fewest=2)
     return Choices(f"{name}/{line.number}", prompt, choices, line.place("gold", len(choices)))
+
+
+def _mmlu(name: str, path: Path) -> list[Item]:
+    """Fields question, choices, answer (index from 0) and subject. Five shots of the subject from dev.jsonl
+    beside the file; without it none."""
+    dev = path.parent / "dev.jsonl"
+    shots: dict[str, list[str]] = {}
+    for line in jsonl(dev) if dev.is_file() else ():
+        of_subject = shots.setdefault(line.text("subject"), [])
+        if len(of_subject) < MMLU_SHOTS:
+            choices = line.texts("choices", fewest=2)
+            of_subject.append(f"{_lettered(line)} {LETTERS[line.place('answer', len(choices))]}\n\n")
+    found: list[Item] = []
+    for line in jsonl(path):
+        subject, choices = line.text("subject"), line.texts("choices", fewest=2)
+        about = subject.replace("_", " ")
+        head = f"The following are multiple choice questions (with answers) about {about}.\n\n"
+        prompt = head + "".join(shots.get(subject, ())) + _lettered(line)
+        gold = line.place("answer", len(choices))
+        found.append(Choices(f"{name}/{line.number}", prompt, tuple(LETTERS[: len(choices)]), gold))
+    return found
+
+
+def _lettered(line: Line) -> str:
+    choices = zip(LETTERS, line.texts("choices", fewest=2), strict=False)
+    shown = "".join(f"{letter}. {choice}\n" for letter, choice in choices)
+    return f"{line.text('question').strip()}\n{shown}Answer:"
+
+
+def _hellaswag(name: str, path: Path) -> list[Item]:
+    """Fields activity_label, ctx_a, ctx_b, endings and label (index from 0; published as text)."""
+    found: list[Item] = []
+    for line in jsonl(path):
+        endings = tuple(_without_marks(ending) for ending in line.texts("endings", fewest=2))
+        context = f"{line.text('ctx_a')} {line.text('ctx_b').capitalize()}"
+        prompt = _without_marks(f"{line.text('activity_label')}: {context}")
+        found.append(Choices(f"{name}/{line.number}", prompt, endings, line.place("label", len(endings))))
+    return found
+
+
+def _without_marks(text: str) -> str:
+    """lm-eval's cleaning of WikiHow's marks: [title], [step] and the like."""
+    cleaned = re.sub(r"\[.*?\]", "", text.strip().replace(" [title]", ". "))
+    return cleaned.replace("  ", " ")
 
 
 def _contexts(name: str, path: Path) -> list[Item]:
@@ -208,6 +255,13 @@ TASKS: dict[str, Definition] = {
         f"windows of {WINDOW_WORDS} words; lm-eval's windows are as long as the model's context. A tokenised "
         "wikitext with <unk> does not compare with figures on wikitext-2-raw",
     ),
+    "mmlu": Definition(
+        ("mmlu/test.jsonl", "mmlu.jsonl"),
+        _mmlu,
+        "acc",
+        "up to 5 shots of the subject, from dev.jsonl beside it",
+    ),
+    "hellaswag": Definition(("hellaswag/validation.jsonl", "hellaswag.jsonl"), _hellaswag, "acc_norm"),
     "arc_easy": _icl("arc_easy", _as_question),
     "arc_challenge": _icl("arc_challenge", _as_question, "acc_norm"),
     "piqa": _icl("piqa", _as_question),

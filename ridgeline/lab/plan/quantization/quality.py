@@ -29,7 +29,8 @@ def format_quality(request: PlanRequest, engine: str, precision: Precision) -> F
     if precision.linear in WHOLE and precision.experts in WHOLE and kv in WIDE_KV:
         return FormatQuality("not quantized")
     weights = STORED if is_stored else str(precision)
-    command = gate_command(request, engine, backend, weights)
+    # A bare name: "mxfp4" means "bfloat16, experts mxfp4".
+    command = gate_command(request, engine, backend, STORED if is_stored else precision.experts)
     verdict = newest(request.verdicts, request.identity, weights=weights, kv=kv, backend=backend)
     if verdict is None:
         return FormatQuality("not gated", command)

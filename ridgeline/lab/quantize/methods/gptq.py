@@ -35,24 +35,26 @@ class Gptq:
     act_order: bool = True
 
     def __call__(
-        self, weights: Tensor, format: QuantFormat, inputs: InputStatistics | None
+        self,
+        weights: Tensor,
+        format: QuantFormat,
+        inputs: InputStatistics | None,
+        largest: float | None = None,
     ) -> QuantizedMatrix:
         """Without inputs (an expert that no token has chosen) the weights are rounded to nearest."""
         if inputs is None or inputs.gram is None or not float(inputs.gram.diagonal().max()) > 0:
-            return rtn(weights, format)
-        return _rounded(weights, format, inputs.gram, self.damping, self.act_order)
+            return rtn(weights, format, largest=largest)
+        grid = _Grid(weights, format, largest, in_order=not self.act_order)
+        return _rounded(weights, grid, inputs.gram, self.damping, self.act_order)
 
 
-def _rounded(
-    weights: Tensor, format: QuantFormat, gram: Tensor, damping: float, act_order: bool
-) -> QuantizedMatrix:
-    columns = weights.shape[1]
+def _rounded(weights: Tensor, grid: _Grid, gram: Tensor, damping: float, act_order: bool) -> QuantizedMatrix:
+    columns, format = weights.shape[1], grid.format
     order = (
         torch.argsort(gram.diagonal(), descending=True, stable=True) if act_order else torch.arange(columns)
     )
     work = weights.T[order].contiguous()  # a column of the matrix is a row here
     factor = inverse_factor(gram[order][:, order], damping)
-    grid = _Grid(weights, format, in_order=not act_order)
     codes: NDArray[Any] = np.empty((columns, len(weights)), np.int8 if format.is_integer else np.uint8)
     for begin in range(0, columns, BLOCK):
         end = min(begin + BLOCK, columns)
@@ -92,13 +94,15 @@ def inverse_factor(gram: Tensor, damping: float) -> Tensor:
 class _Grid:
     """The numbers that each column may take: scales and zero points by column, and the element's codes."""
 
-    def __init__(self, weights: Tensor, format: QuantFormat, in_order: bool) -> None:
-        self._format = format
+    def __init__(
+        self, weights: Tensor, format: QuantFormat, largest: float | None, *, in_order: bool
+    ) -> None:
+        self.format = format
         self._element = ELEMENTS[format.element]
         self._rows = len(weights)
         self._group = format.group_shape((weights.shape[0], weights.shape[1]))
         self.scales, self.zeros, self.tensor_scale = choose_scales(
-            np.ascontiguousarray(weights.numpy()), format
+            np.ascontiguousarray(weights.numpy()), format, largest
         )
         # In order, a group's scales come from the weights as corrected so far, when its first column is due.
         is_grouped = format.granularity == "group" and not format.tensor_scale
@@ -109,7 +113,7 @@ class _Grid:
         if not self._renewed_every or column % self._renewed_every:
             return
         due = np.ascontiguousarray(work[column : column + self._renewed_every].T.numpy())
-        scales, zeros, _ = choose_scales(due, self._format)
+        scales, zeros, _ = choose_scales(due, self.format)
         group = column // self._renewed_every
         self.scales[:, group] = scales[:, 0]
         if self.zeros is not None and zeros is not None:

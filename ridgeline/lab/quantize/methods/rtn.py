@@ -17,11 +17,17 @@ from ridgeline.models.quantized.format import QuantFormat
 from ridgeline.models.quantized.matrix import QuantizedMatrix, dequantize
 from ridgeline.models.quantized.rounding import quantize
 
-Rounding = Callable[[Tensor, QuantFormat, InputStatistics | None], QuantizedMatrix]
+# (weights, format, what is known of the inputs, the largest weight under the same tensor scale)
+Rounding = Callable[[Tensor, QuantFormat, InputStatistics | None, float | None], QuantizedMatrix]
 
 
-def rtn(weights: Tensor, format: QuantFormat, inputs: InputStatistics | None = None) -> QuantizedMatrix:
-    return quantize(np.ascontiguousarray(weights.numpy()), format)
+def rtn(
+    weights: Tensor,
+    format: QuantFormat,
+    inputs: InputStatistics | None = None,
+    largest: float | None = None,
+) -> QuantizedMatrix:
+    return quantize(np.ascontiguousarray(weights.numpy()), format, largest)
 
 
 def values_of(matrix: QuantizedMatrix) -> Tensor:
