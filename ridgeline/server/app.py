@@ -11,6 +11,7 @@ from starlette.types import ASGIApp
 from ridgeline.server import health
 from ridgeline.server.batches import endpoints as batches
 from ridgeline.server.config import ServerConfig
+from ridgeline.server.console import endpoints as console
 from ridgeline.server.http.endpoint import Endpoint, Generating
 from ridgeline.server.http.gate import Gate
 from ridgeline.server.http.unknown_path import UnknownPath
@@ -150,6 +151,7 @@ ENDPOINTS = [
 ]
 ENDPOINTS += batches.ENDPOINTS
 ENDPOINTS += responses.ENDPOINTS
+ENDPOINTS += console.ENDPOINTS
 ENDPOINTS += self_description(ENDPOINTS)
 ROUTES = [endpoint.route() for endpoint in ENDPOINTS]
 

@@ -122,6 +122,10 @@ class ServerConfig:
     record_traffic_bytes: int = option(
         1 << 30, "maximum size of the record_traffic file; later requests are not recorded"
     )
+    console: bool = option(True, "serve the web console at /console")
+    console_reports: Path | None = option(
+        None, "directory of lab results (plans, benchmarks, tuning, evaluations) that the console lists"
+    )
     otlp_endpoint: str | None = option(
         None, "send traces to this OTLP/HTTP endpoint, e.g. http://127.0.0.1:4318; default: off"
     )

@@ -14,6 +14,8 @@ class TimingRecord:
     arrival: float = 0.0  # the server received the request
     admitted: float | None = None  # left the queue for the first time
     first_prefill: float | None = None  # the first step that computes it was launched
+    # One timestamp per step that computed a part of the prompt, or computed it again after a preemption.
+    chunk_times: list[float] = field(default_factory=list)
     # One timestamp per output token, the first included.
     token_times: list[float] = field(default_factory=list)
     end: float | None = None  # the engine finished or ended it

@@ -14,8 +14,8 @@ from ridgeline.cli.errors import RemoteError
 from ridgeline.cli.parsing import Verbs, add_verb
 
 if TYPE_CHECKING:
-    from ridgeline.gateway.caching.prompt_files import Prompt
-    from ridgeline.gateway.caching.prompt_lint import Report, TemplateReport
+    from ridgeline.web.prompt_files import Prompt
+    from ridgeline.web.prompt_lint import Report, TemplateReport
 
 DESCRIPTION = """\
 Report how much of each prompt a prefix cache could reuse from earlier ones, in blocks of 16 tokens, where
@@ -52,8 +52,8 @@ def add_parser(verbs: Verbs) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    from ridgeline.gateway.caching.prompt_files import files_in, is_requests, read_requests, read_template
-    from ridgeline.gateway.caching.prompt_lint import lint, lint_template
+    from ridgeline.web.prompt_files import files_in, is_requests, read_requests, read_template
+    from ridgeline.web.prompt_lint import lint, lint_template
 
     files = files_in(args.path)
     prompts = [prompt for path in files if is_requests(path) for prompt in read_requests(path)]

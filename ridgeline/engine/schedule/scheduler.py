@@ -172,6 +172,7 @@ class Scheduler:
                 self.blocks.trim(row.seq)
             if not row.seq.furthest:
                 row.seq.timing.first_prefill = None
+                row.seq.timing.chunk_times.clear()
         alive = sorted((row.seq for row in plan.rows if row.seq.state is SeqState.RUNNING), key=_order)
         if len(plan.rows) == len(alive) == 1 and plan.num_tokens <= LEAST_TOKENS:
             error = "out of memory: the device cannot compute this sequence on its own"
@@ -305,6 +306,7 @@ class Scheduler:
                 sibling.has_row = True
         wants_prompt = seq.owes_prompt_logprobs and start + count > seq.prompt_logprobs_sent
         plan.rows.append(StepRow(seq, start, count, samplers, wants_prompt))
+        seq.timing.chunk_times.append(now)
         if seq.timing.first_prefill is None:
             seq.timing.first_prefill = now
         return count

@@ -156,6 +156,7 @@ class SequenceStates:
             sibling.prompt_logprobs_sent = first.prompt_logprobs_sent
             sibling.timing.admitted = first.timing.admitted
             sibling.timing.first_prefill = first.timing.first_prefill
+            sibling.timing.chunk_times = first.timing.chunk_times[:]
             sibling.timing.cached_tokens = first.timing.cached_tokens
             sibling.state = SeqState.RUNNING
             self.running.add(sibling)

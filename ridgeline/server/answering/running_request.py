@@ -21,6 +21,7 @@ from ridgeline.server.answering.job import Job
 from ridgeline.server.answering.pieces import Choices, Piece
 from ridgeline.server.answering.schema_checks import Client, SchemaChecks
 from ridgeline.server.answering.submission import Part, Submission, continued_parts, parts_of
+from ridgeline.server.console.request_log import LoggedRequest, request_log
 from ridgeline.server.errors import ClientGone, DeadlineExceeded, ErrorReply, SlowReader, reply_to
 from ridgeline.server.http.off_loop import off_loop
 from ridgeline.server.http.request_context import RequestContext
@@ -59,6 +60,7 @@ class RunningRequest:
         self._client = Client(context.client, job.cache_namespace)
         self._unchecked_schema = grammar
         self._usages = served_models.part(UsageBook)
+        self._requests = served_models.part(request_log)
         self._priority = max(job.priority, context.least_priority)
         # A background request may be queued for hours: it has no deadline.
         self._is_background = is_background(self._priority)
@@ -70,6 +72,7 @@ class RunningRequest:
             self._checks.enter(self._client)
         try:
             self._used = self._usages.begin(self.context.request_id, lambda: self.choices.usage(False))
+            self._logged = self._requests.begin(self._log_entry())
             self._submission = Submission(
                 self._parts(), self.job.client.hello.max_running, self.inbox, self._submit
             )
@@ -200,6 +203,7 @@ class RunningRequest:
         """Record in metrics and log how every choice ended, or that the engine refused the request."""
         if isinstance(error, InvalidRequest | QueueFull):
             self._usages.refuse(self._used)
+            self._requests.refuse(self._logged)
             reply = reply_to(error)
             assert reply is not None  # both are in the table
             self.book_refusal(reply)
@@ -224,6 +228,7 @@ class RunningRequest:
             reason = failure or self.choices.finish_reasons[index]
             self._metrics.request_finished(timing, self.context.path, reason, self._is_background)
             log_request(self.context.request_id, self.context.path, status, timing, reason)
+        self._requests.end(self._logged, status, timings)
         if self._served_models.tracing is not None:
             self._served_models.tracing.book(self.context, timings, self.job.served.name, status, failure)
 
@@ -241,6 +246,18 @@ class RunningRequest:
                     failure or self.choices.finish_reasons[index],
                 )
             )
+
+    def _log_entry(self) -> LoggedRequest:
+        context, trace = self.context, self.context.trace
+        return LoggedRequest(
+            context.request_id,
+            self.job.served.model.names[0],
+            context.path,
+            context.arrival,
+            tuple(len(prompt.ids) for prompt in self.job.prompts),
+            self.choices,
+            trace.trace_id if trace is not None and trace.sampled else "",
+        )
 
     def _unbegun(self, index: int) -> TimingRecord:
         prompt = self.job.prompts[index // self.job.params.n]

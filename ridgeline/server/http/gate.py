@@ -13,6 +13,7 @@ from starlette.datastructures import Headers, MutableHeaders
 from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from ridgeline.console import responses as console
 from ridgeline.server.errors import (
     INVALID,
     ApiError,
@@ -32,6 +33,11 @@ log = logging.getLogger("ridgeline.server")
 # Probes and scrapers have no key, use any Host, and see no user's text.
 PROBES = frozenset({"/health", "/healthz", "/ready", "/metrics"})
 OPEN_PATHS = PROBES | {"/", "/openapi.json", "/docs"}
+
+
+def is_open(path: str) -> bool:
+    """Whether a path needs no key."""
+    return path in OPEN_PATHS or console.is_open(path)
 
 
 class Gate:
@@ -110,7 +116,7 @@ class KeyRing:
 
     def check(self, path: str, headers: Headers) -> None:
         """Raises 401 unless the path is open or the request carries one of the keys."""
-        if path in OPEN_PATHS:
+        if is_open(path):
             return
         key = _given_key(headers)
         if not key:

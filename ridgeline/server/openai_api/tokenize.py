@@ -44,19 +44,23 @@ async def apply_template(request: Request) -> Response:
 
 def _tokens(served_models: ServedModels, raw: bytes) -> Tokens:
     body = decode(raw, TokenizeRequest)
+    ids = token_ids(served_models, body)
+    client = served_models.served(body.model).ready_client()
+    names = TokenNames(client.tokenizer)
+    extra = {"token_strs": [names.name(id) for id in ids]} if body.return_token_strs else {}
+    return Tokens(len(ids), client.hello.max_context, ids, **extra)
+
+
+def token_ids(served_models: ServedModels, body: TokenizeRequest) -> list[int]:
+    """The ids of the text or of the messages, as a request would have them."""
     served = served_models.served(body.model)
     if (body.prompt is None) == (body.messages is None):
         raise BadRequest("prompt", "give either prompt or messages")
     client = served.ready_client()
-    if body.messages is not None:
-        ids = counted_ids(
-            client, conversation(served_models, client.tokenizer, body), "messages", add_special=False
-        )
-    else:
-        ids = counted_ids(client, body.prompt or "", "prompt", body.add_special_tokens is not False)
-    names = TokenNames(client.tokenizer)
-    extra = {"token_strs": [names.name(id) for id in ids]} if body.return_token_strs else {}
-    return Tokens(len(ids), client.hello.max_context, ids, **extra)
+    if body.messages is None:
+        return counted_ids(client, body.prompt or "", "prompt", body.add_special_tokens is not False)
+    rendered = conversation(served_models, client.tokenizer, body)
+    return counted_ids(client, rendered, "messages", add_special=False)
 
 
 def conversation(served_models: ServedModels, tokenizer: Tokenizer, body: TokenizeRequest) -> str:

@@ -12,6 +12,7 @@ from ridgeline.engine.errors import InvalidRequest, QueueFull
 from ridgeline.engine.link.packed_texts import PackedTexts
 from ridgeline.engine.schedule.request import is_background
 from ridgeline.server.answering.running_request import outcome
+from ridgeline.server.console.request_log import LoggedRequest, request_log
 from ridgeline.server.errors import DeadlineExceeded
 from ridgeline.server.http.read_body import while_connected
 from ridgeline.server.http.request_context import RequestContext
@@ -40,6 +41,10 @@ async def compute(
     error: BaseException | None = None
     usages = served_models.part(UsageBook)
     used = usages.begin(context.request_id, lambda: counted(texts.num_tokens))
+    requests, model = served_models.part(request_log), served.model.names[0]
+    logged = requests.begin(
+        LoggedRequest(context.request_id, model, context.path, context.arrival, (texts.num_tokens,))
+    )
     try:
         async with asyncio.timeout_at(None if limit_s is None else _loop_time(context.arrival + limit_s)):
             working = served.ready_client().embed(
@@ -59,11 +64,13 @@ async def compute(
     finally:
         if isinstance(error, InvalidRequest | QueueFull):
             usages.refuse(used)
+            requests.refuse(logged)
         else:
             context.booked = True
             status, failure = outcome(error)
             usages.end(used, status)
             timing.end = timing.sent = time.monotonic()
+            requests.end(logged, status, [timing])
             served.metrics.request_finished(timing, context.path, failure or "stop", is_background(priority))
             log_request(context.request_id, context.path, status, timing, failure or "stop")
             if served_models.tracing is not None:

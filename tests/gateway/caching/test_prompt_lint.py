@@ -13,8 +13,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ridgeline.cli.main import main
-from ridgeline.gateway.caching.prompt_files import Prompt, read_requests, read_template
-from ridgeline.gateway.caching.prompt_lint import lint, lint_template
+from ridgeline.web.prompt_files import Prompt, read_requests, read_template
+from ridgeline.web.prompt_lint import lint, lint_template
 from ridgeline.options import OptionError
 from tests.conftest import LiveServer
 
@@ -123,7 +123,7 @@ def test_sharing_is_that_of_the_longest_earlier_prefix(texts: list[str]) -> None
 
 
 def _plain(text: str) -> Prompt:
-    from ridgeline.gateway.caching.prompt_files import Piece
+    from ridgeline.web.prompt_files import Piece
 
     return Prompt("x", (Piece("prompt", text, text),), {})
 

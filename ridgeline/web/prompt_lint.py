@@ -11,7 +11,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
-from ridgeline.gateway.caching.prompt_files import Prompt, Template
+from ridgeline.web.prompt_files import Prompt, Template
 
 BLOCK_TOKENS = 16
 CHARS_PER_TOKEN = 4

@@ -1,7 +1,7 @@
 """Reads prompts from files: JSONL of requests, or text templates with variables.
 
-Used by `ridgeline lint-prompts`. A request becomes the pieces that a model reads, in the order of chat
-templates: tools, system, messages.
+Used by `ridgeline lint-prompts` and the console. A request becomes the pieces that a model reads, in the
+order of chat templates: tools, system, messages.
 """
 
 from __future__ import annotations
@@ -111,12 +111,17 @@ def read_requests(path: Path) -> Iterator[Prompt]:
             raise OptionError(f"{source}: not JSON: {error}") from None
         if isinstance(body, dict) and isinstance(body.get("body"), dict):  # a line of a batch file
             body = body["body"]
-        if not isinstance(body, dict):
-            raise OptionError(f"{source}: a request must be a JSON object")
-        pieces = tuple(_pieces(body))
-        if not any(piece.where != "tools" for piece in pieces):
-            raise OptionError(f"{source}: has no messages, prompt or input")
-        yield Prompt(source, pieces, body)
+        yield prompt_of(body, source)
+
+
+def prompt_of(body: Any, source: str) -> Prompt:
+    """The pieces of one request. OptionError if it has none; source: where it came from, for the error."""
+    if not isinstance(body, dict):
+        raise OptionError(f"{source}: a request must be a JSON object")
+    pieces = tuple(_pieces(body))
+    if not any(piece.where != "tools" for piece in pieces):
+        raise OptionError(f"{source}: has no messages, prompt or input")
+    return Prompt(source, pieces, body)
 
 
 def _pieces(body: dict[str, Any]) -> Iterator[Piece]:

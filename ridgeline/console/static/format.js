@@ -1,0 +1,47 @@
+// Numbers and times as text. Pure functions.
+
+const whole = new Intl.NumberFormat("en", { maximumFractionDigits: 0 });
+const one = new Intl.NumberFormat("en", { maximumFractionDigits: 1 });
+
+export const count = (value) => (value == null ? "–" : whole.format(value));
+
+export const rate = (value) => (value == null ? "–" : value < 100 ? one.format(value) : whole.format(value));
+
+export const percent = (share) =>
+  share == null || !isFinite(share) ? "–" : `${share < 0.1 ? one.format(100 * share) : whole.format(100 * share)} %`;
+
+export function ms(value) {
+  if (value == null) return "–";
+  if (value < 10) return `${value.toFixed(1)} ms`;
+  if (value < 1000) return `${Math.round(value)} ms`;
+  return value < 60_000 ? `${(value / 1000).toFixed(2)} s` : `${(value / 60_000).toFixed(1)} min`;
+}
+
+export function bytes(value) {
+  if (value == null) return "–";
+  const units = ["B", "kB", "MB", "GB", "TB"];
+  let step = 0;
+  while (value >= 1000 && step < units.length - 1) (value /= 1000), step++;
+  return `${step && value < 100 ? value.toFixed(1) : Math.round(value)} ${units[step]}`;
+}
+
+// Exact: picodollars come as whole numbers, and no digit is rounded away before the sixth.
+export function dollars(pusd) {
+  if (pusd == null) return "–";
+  const micro = BigInt(pusd) / 1_000_000n;
+  const sign = micro < 0n ? "-" : "";
+  const text = (micro < 0n ? -micro : micro).toString().padStart(7, "0");
+  const cents = text.slice(-6).replace(/0{1,4}$/, "");
+  return `${sign}$${whole.format(BigInt(text.slice(0, -6)))}.${cents}`;
+}
+
+export const clock = (at) => new Date(at).toLocaleTimeString([], { hour12: false });
+
+export const moment = (at) =>
+  new Date(at).toLocaleString([], { dateStyle: "medium", timeStyle: "short", hour12: false });
+
+export function since(seconds) {
+  if (seconds < 90) return `${Math.round(seconds)} s`;
+  if (seconds < 5400) return `${Math.round(seconds / 60)} min`;
+  return seconds < 172_800 ? `${(seconds / 3600).toFixed(1)} h` : `${Math.round(seconds / 86_400)} d`;
+}

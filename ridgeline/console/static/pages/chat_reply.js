@@ -1,0 +1,135 @@
+// One reply: its text as it grows, its figures, the request behind it, and what broke the prefix cache.
+
+import { useEffect, useLayoutEffect, useRef, useState } from "preact/hooks";
+import { ask, info } from "console/api.js";
+import { count, ms, percent, rate } from "console/format.js";
+import { markdownInto } from "console/markdown.js";
+import { curl, python } from "console/snippets.js";
+import { Badge, CopyButton, Dialog, Figure, Notice, Tabs, html, icons, useLoad } from "console/ui.js";
+
+export function ReplyCard({ reply, earlier, isLast, canRetry, onRetry }) {
+  const [, redraw] = useState(0);
+  const [dialog, setDialog] = useState("");
+  useEffect(() => {
+    // Figures and buttons change with the state; the text writes itself.
+    let state = reply.state;
+    return reply.on(() => state !== reply.state && ((state = reply.state), redraw((turn) => turn + 1)));
+  }, [reply]);
+  const finished = { length: "cut at the token limit", tool_calls: "tool call", content_filter: "filtered" }[reply.finish];
+  return html`<section class="reply" aria-label=${`Reply of ${reply.model}`} aria-busy=${reply.isOpen} data-state=${reply.state}>
+    <header class="reply-head">
+      <span class="reply-model">${reply.model}</span>
+      ${reply.state === "waiting" && html`<span class="pulse" role="status">waiting for the first token</span>`}
+      ${reply.state === "stopped" && html`<${Badge}>stopped<//>`}
+      ${reply.state === "done" && finished && html`<${Badge} tone="warn">${finished}<//>`}
+    </header>
+    <${Reasoning} reply=${reply} />
+    <${ReplyText} reply=${reply} />
+    ${reply.calls.map((call) => html`<div class="call"><span class="faint">calls</span> <code>${call.name}(${call.arguments})</code></div>`)}
+    ${reply.error && html`<${Notice} tone="alarm">${reply.error.message}${reply.error.retryAfter ? ` Retry after ${reply.error.retryAfter} s.` : ""}<//>`}
+    ${!reply.isOpen && html`<footer class="reply-foot">
+      <${ReplyFigures} reply=${reply} />
+      <div class="reply-actions">
+        <${CopyButton} text=${() => reply.text} />
+        <button type="button" class="quiet" onClick=${() => setDialog("request")}>Request</button>
+        ${reply.tokens.length > 0 && html`<button type="button" class="quiet" onClick=${() => setDialog("tokens")}>Tokens</button>`}
+        ${info.kind === "server" && html`<button type="button" class="quiet" onClick=${() => setDialog("cache")}>Prefix cache</button>`}
+        ${isLast && html`<button type="button" class="quiet" disabled=${!canRetry} onClick=${onRetry}>${icons.retry}Retry</button>`}
+      </div>
+    </footer>`}
+    ${dialog === "request" && html`<${RequestDialog} reply=${reply} onClose=${() => setDialog("")} />`}
+    ${dialog === "tokens" && html`<${TokensDialog} reply=${reply} onClose=${() => setDialog("")} />`}
+    ${dialog === "cache" && html`<${CacheDialog} reply=${reply} bodies=${earlier} onClose=${() => setDialog("")} />`}
+  </section>`;
+}
+
+// Written into the DOM at most once per frame, beside the components: a token costs no re-render.
+function ReplyText({ reply }) {
+  const place = useRef();
+  useLayoutEffect(() => {
+    const text = markdownInto(place.current);
+    let written = 0;
+    let frame = 0;
+    const write = () => {
+      frame = 0;
+      if (written < reply.text.length) text.write(reply.text.slice(written));
+      written = reply.text.length;
+      if (!reply.isOpen) text.end();
+    };
+    write();
+    const leave = reply.isOpen ? reply.on(() => (frame ||= requestAnimationFrame(write))) : () => {};
+    return () => (leave(), cancelAnimationFrame(frame), place.current?.replaceChildren());
+  }, [reply]);
+  return html`<div class="markdown" ref=${place}></div>`;
+}
+
+function Reasoning({ reply }) {
+  const place = useRef();
+  const [has, setHas] = useState(!!reply.reasoning);
+  useEffect(() => {
+    const write = () => {
+      if (reply.reasoning && !has) setHas(true);
+      if (place.current) place.current.textContent = reply.reasoning;
+    };
+    write();
+    return reply.on(write);
+  }, [reply, has]);
+  return has && html`<details class="reasoning"><summary>Reasoning</summary><div ref=${place}></div></details>`;
+}
+
+function ReplyFigures({ reply }) {
+  const found = reply.figures();
+  const by = found.isServer ? "by the server's TimingRecord" : "by this browser's clock";
+  return html`<div class="reply-figures">
+    <${Figure} name="TTFT" value=${ms(found.ttft)} formula=${`First output token − arrival of the request, ${by}.`} />
+    <${Figure} name="TPOT" value=${ms(found.tpot)} formula=${`(last token − first token) ÷ (output tokens − 1), ${by}.`} />
+    <${Figure} name="Speed" value=${rate(found.tpot ? 1000 / found.tpot : null)} unit="tok/s" formula="1000 ÷ TPOT in ms." />
+    <${Figure} name="Prompt" value=${count(found.prompt)} unit="tok" formula="usage.prompt_tokens of the answer." />
+    <${Figure} name="Cached" value=${percent(found.prompt ? found.cached / found.prompt : null)} formula=${`usage.prompt_tokens_details.cached_tokens ÷ usage.prompt_tokens: ${count(found.cached)} of ${count(found.prompt)}.`} />
+    <${Figure} name="Output" value=${count(found.out)} unit="tok" formula="usage.completion_tokens of the answer." />
+    ${found.cost != null && html`<${Figure} name="Cost" value=${`$${found.cost}`} formula="Header x-ridgeline-cost-usd of the answer." />`}
+  </div>`;
+}
+
+function RequestDialog({ reply, onClose }) {
+  const [tab, setTab] = useState("curl");
+  const body = { ...reply.body };
+  const shown = { curl: curl(body, info.needs_key), Python: python(body, info.needs_key), JSON: JSON.stringify(body, null, 2) }[tab];
+  return html`<${Dialog} title="The request" onClose=${onClose}>
+    <div class="toolbar"><${Tabs} names=${["curl", "Python", "JSON"]} value=${tab} onChange=${setTab} label="Form of the request" /><span class="spread"></span><${CopyButton} text=${shown} /></div>
+    <pre class="code" tabindex="0">${shown}</pre>
+    ${reply.requestId && html`<p class="faint">x-request-id: <code>${reply.requestId}</code></p>`}
+  <//>`;
+}
+
+function TokensDialog({ reply, onClose }) {
+  return html`<${Dialog} title="Tokens and their probability" onClose=${onClose}>
+    <p class="faint">The wash grows as the probability exp(logprob) falls. Focus or point at a token for its alternatives.</p>
+    <div class="tokens">
+      ${reply.tokens.map(({ token, logprob, top_logprobs: others }) => {
+        const share = Math.exp(logprob);
+        const names = (others ?? []).map((one) => `${JSON.stringify(one.token)} ${percent(Math.exp(one.logprob))}`).join("\n");
+        return html`<span tabindex="0" style=${{ "--doubt": 1 - share }} title=${`${percent(share)}\n${names}`}>${token}</span>`;
+      })}
+    </div>
+  <//>`;
+}
+
+// Which part of the prompt broke the prefix cache: the conversation's own requests, compared by the server.
+function CacheDialog({ reply, bodies, onClose }) {
+  const found = useLoad(() =>
+    ask("/console/lint", { model: reply.model, requests: bodies.slice(-8).map(({ messages, tools }) => ({ messages, ...(tools ? { tools } : {}) })) }),
+  );
+  const { prompt, cached } = reply.figures();
+  const report = found.value;
+  return html`<${Dialog} title="Prefix cache" onClose=${onClose}>
+    <p>The engine found <strong>${count(cached)} of ${count(prompt)}</strong> prompt tokens of this request in its cache.</p>
+    ${found.error && html`<${Notice} tone="alarm">${found.error.message}<//>`}
+    ${report && html`
+      <p class="faint">Over the last ${report.requests} requests of this conversation, ${count(report.tokens_shared)} of ${count(report.tokens)} tokens (${percent(report.tokens_shared / report.tokens)}) begin like an earlier request. With changing parts last, ${count(report.tokens_shared_ideal)} could. Blocks of 16 tokens are shared or not.</p>
+      ${report.breakers.length === 0
+        ? html`<p>${report.requests < 2 ? "One request has nothing to share with. Send another, then look again." : "No part of these prompts breaks the shared prefix."}</p>`
+        : html`<div class="scroll"><table><caption class="hidden">Parts that break the prefix</caption><thead><tr><th>What changes</th><th>Where</th><th class="number">At token</th><th class="number">Tokens lost</th><th>Example</th></tr></thead>
+          <tbody>${report.breakers.map((one) => html`<tr><td>${one.kind}</td><td>${one.where}</td><td class="number">${count(one.at_token)}</td><td class="number">${count(one.tokens_lost)}</td><td><code>${one.example}</code></td></tr>`)}</tbody></table></div>`}`}
+  <//>`;
+}

@@ -1,0 +1,144 @@
+// Requests: each as a bar of queue, prefill chunks and decode, on one time axis; the record on a click.
+
+import { useEffect, useMemo, useRef, useState } from "preact/hooks";
+import { feed } from "console/events.js";
+import { clock, count, ms, percent } from "console/format.js";
+import { drawTimeline, hitTest, layout } from "console/pages/timeline.js";
+import { Badge, CopyButton, Empty, Tabs, html, icons } from "console/ui.js";
+
+const KEPT = 2000;
+const LISTED = 50;
+const SPANS = { "30 s": 30_000, "2 min": 120_000, "10 min": 600_000 };
+const TONES = { done: "good", aborted: "warn", failed: "alarm", decode: "accent", queued: "plain" };
+
+// Every record replaces the one of the same id, so an event that comes twice shows nothing twice.
+const requests = new Map();
+const put = (records) => {
+  for (const record of records) {
+    requests.delete(record.id);
+    requests.set(record.id, record);
+  }
+  for (const id of requests.keys()) {
+    if (requests.size <= KEPT) break;
+    requests.delete(id);
+  }
+};
+feed.on("requests.snapshot", (records) => (requests.clear(), put(records)));
+feed.on("requests", put);
+
+export default function Requests() {
+  const [turn, redraw] = useState(0);
+  const [span, setSpan] = useState("2 min");
+  const [model, setModel] = useState("");
+  const [isPaused, setPaused] = useState(false);
+  const [chosen, setChosen] = useState(null);
+  useEffect(() => {
+    const heard = () => redraw((old) => old + 1);
+    const ways = [feed.on("requests.snapshot", heard), feed.on("requests", heard)];
+    return () => ways.forEach((leave) => leave());
+  }, []);
+  const all = useMemo(() => [...requests.values()].filter((one) => !model || one.model === model), [turn, model]);
+  const models = [...new Set([...requests.values()].map((one) => one.model))];
+  const record = chosen && (requests.get(chosen.id) ?? chosen);
+  return html`<div class="view">
+    <div class="toolbar">
+      <h1>Requests</h1>
+      <span class="spread"></span>
+      ${models.length > 1 && html`<select aria-label="Model" value=${model} onChange=${(event) => setModel(event.target.value)}><option value="">all models</option>${models.map((name) => html`<option>${name}</option>`)}</select>`}
+      <${Tabs} names=${Object.keys(SPANS)} value=${span} onChange=${setSpan} label="Time shown" />
+      <button type="button" class="quiet" aria-pressed=${isPaused} onClick=${() => setPaused(!isPaused)}>${isPaused ? "Follow" : "Hold"}</button>
+    </div>
+    <section class="panel" aria-label="Timeline">
+      <${Timeline} records=${all} spanMs=${SPANS[span]} isPaused=${isPaused} chosen=${record} choose=${setChosen} />
+      <div class="legend" style=${{ marginTop: "var(--s3)" }}>
+        ${[["--c-queue", "queue"], ["--c-prefill", "prefill chunks"], ["--c-decode", "decode"], ["--alarm", "aborted or failed"], ["--warn", "preempted"]].map(([colour, name]) => html`<span><i style=${{ "--swatch": `var(${colour})` }}></i>${name}</span>`)}
+      </div>
+    </section>
+    <div class="with-detail" data-open=${!!record}>
+      <section class="panel" aria-label="Last requests">
+        ${all.length === 0 ? html`<${Empty} title="No requests yet">Each request appears here when it is accepted.<//>` : html`<${List} records=${all} chosen=${record} choose=${setChosen} />`}
+      </section>
+      ${record && html`<${Detail} record=${record} onClose=${() => setChosen(null)} />`}
+    </div>
+  </div>`;
+}
+
+function Timeline({ records, spanMs, isPaused, chosen, choose }) {
+  const canvas = useRef();
+  const state = useRef({});
+  state.current = { ...state.current, records, spanMs, chosen };
+  if (!isPaused) state.current.heldAt = null;
+  else state.current.heldAt ??= Date.now();
+  useEffect(() => {
+    let frame;
+    const draw = () => {
+      const now = state.current.heldAt ?? Date.now();
+      state.current.rows = layout(state.current.records, now - state.current.spanMs, now);
+      drawTimeline(canvas.current, state.current.rows, now - state.current.spanMs, now, state.current.chosen?.id);
+      frame = requestAnimationFrame(draw);
+    };
+    draw();
+    return () => cancelAnimationFrame(frame);
+  }, []);
+  const click = (event) => {
+    const box = canvas.current.getBoundingClientRect();
+    const now = state.current.heldAt ?? Date.now();
+    const found = hitTest(state.current.rows, event.clientX - box.left, event.clientY - box.top, box, now - spanMs, now);
+    if (found) choose(found);
+  };
+  const most = layout(records, Date.now() - spanMs, Date.now()).count;
+  const height = Math.min(380, Math.max(120, most * 13 + 40));
+  return html`<div class="timeline" style=${{ height: `${height}px` }}><canvas ref=${canvas} onClick=${click} role="img" aria-label=${`Timeline of ${count(records.length)} requests; the list below has the same records`}></canvas></div>`;
+}
+
+function List({ records, chosen, choose }) {
+  const shown = records.slice(-LISTED).reverse();
+  const several = new Set(records.map((one) => one.model)).size > 1;
+  return html`<div class="scroll" tabindex="0" role="group" aria-label="Last requests"><table>
+    <caption class="hidden">The last ${count(shown.length)} of ${count(records.length)} requests</caption>
+    <thead><tr><th>Arrived</th><th>State</th>${several && html`<th>Model</th>`}<th class="number">Prompt</th><th class="number">Cached</th><th class="number">Output</th><th class="number">Queue</th><th class="number">TTFT</th><th class="number">TPOT</th><th><span class="hidden">Record</span></th></tr></thead>
+    <tbody>${shown.map((one) => html`<tr key=${one.id} class="clickable" aria-selected=${chosen?.id === one.id} onClick=${() => choose(one)}>
+      <td>${clock(one.at)}</td>
+      <td><${Badge} tone=${TONES[one.state]}>${one.state}<//>${one.preemptions ? html` <${Badge} tone="warn">preempted ${one.preemptions}×<//>` : ""}</td>
+      ${several && html`<td>${one.model}</td>`}
+      <td class="number">${count(one.prompt ?? 0)}</td>
+      <td class="number">${percent(one.prompt ? (one.cached ?? 0) / one.prompt : 0)}</td>
+      <td class="number">${count(one.out ?? 0)}</td>
+      <td class="number">${ms(one.admitted)}</td>
+      <td class="number">${ms(one.first)}</td>
+      <td class="number">${ms(one.tpot)}</td>
+      <td><button type="button" class="quiet" aria-label=${`Record of ${one.id}`} onClick=${() => choose(one)}>Record</button></td>
+    </tr>`)}</tbody>
+  </table></div>`;
+}
+
+function Detail({ record, onClose }) {
+  const after = (from, to) => (record[to] == null || record[from] == null ? null : record[to] - record[from]);
+  const facts = [
+    ["request id", html`<code>${record.id}</code>`],
+    ["state", record.reason && record.reason !== record.state ? `${record.state}, ${record.reason}` : record.state],
+    ["path", record.path],
+    ["arrived", new Date(record.at).toISOString()],
+    ["queue_s", ms(record.admitted)],
+    ["prefill_s", ms(after("admitted", "first"))],
+    ["prefill chunks", (record.chunks ?? []).length || "–"],
+    ["ttft_s", ms(record.first)],
+    ["decode_s", ms(after("first", "last"))],
+    ["tpot_s", ms(record.tpot)],
+    ["longest gap", ms(record.longest_gap)],
+    ["inference_s", ms(after("admitted", "end"))],
+    ["e2e_s", ms(record.sent ?? record.end)],
+    ["prompt tokens", count(record.prompt ?? 0)],
+    ["cached tokens", count(record.cached ?? 0)],
+    ["output tokens", count(record.out ?? 0)],
+    ["preemptions", count(record.preemptions ?? 0)],
+    ["recomputed tokens", count(record.recomputed ?? 0)],
+    ["drafted / accepted", `${count(record.drafted ?? 0)} / ${count(record.accepted ?? 0)}`],
+    ...(record.status ? [["HTTP status", record.status]] : []),
+    ...(record.trace ? [["trace id", html`<code>${record.trace}</code>`]] : []),
+  ];
+  return html`<aside class="panel detail" aria-label="TimingRecord">
+    <div class="toolbar"><h2>TimingRecord</h2><span class="spread"></span><${CopyButton} text=${() => JSON.stringify(record, null, 2)} label="JSON" /><button type="button" class="quiet square" aria-label="Close the record" onClick=${onClose}>${icons.close}</button></div>
+    <dl class="facts" style=${{ marginTop: "var(--s4)" }}>${facts.map(([name, value]) => html`<dt>${name}</dt><dd>${value}</dd>`)}</dl>
+  </aside>`;
+}
