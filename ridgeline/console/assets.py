@@ -101,7 +101,7 @@ class Assets:
         """The content security policy: own files and the two inline scripts of `page`, nothing foreign."""
         scripts = " ".join(f"'sha256-{_digest64(text)}'" for text in (self.import_map, THEME))
         return (
-            f"default-src 'self'; script-src 'self' {scripts}; img-src 'self' data: blob:; media-src blob:; "
+            f"default-src 'self'; script-src 'self' {scripts}; img-src 'self' data: blob:; frame-src 'self'; "
             "object-src 'none'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
         )
 
@@ -115,8 +115,8 @@ class Assets:
             f'<link rel="icon" href="{self.icon.url}"><link rel="stylesheet" href="{self.style.url}">'
             f'<script>{THEME}</script><script type="importmap">{self.import_map}</script>{preloads}'
             f'<script type="module" src="{self.modules["console/app.js"]}"></script></head>'
-            f'<body><div id="app" data-info="{described}">'
-            '<div class="shell"><header class="side"><span class="brand">ridgeline</span></header></div></div>'
+            f'<body><div id="app" data-info="{described}"><div class="shell">'
+            '<header class="side"><span class="brand">ridgeline</span></header></div></div>'
             "<noscript>The console needs JavaScript modules.</noscript></body></html>"
         ).encode()
 

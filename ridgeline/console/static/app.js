@@ -10,9 +10,6 @@ const PAGES = {
   chat: { title: "Chat", load: () => import("console/pages/chat.js") },
   live: { title: "Live", topics: ["metrics"], load: () => import("console/pages/live.js") },
   requests: { title: "Requests", topics: ["requests"], load: () => import("console/pages/requests.js") },
-  fleet: { title: "Fleet", topics: ["fleet"], load: () => import("console/pages/fleet.js") },
-  keys: { title: "Keys", load: () => import("console/pages/keys.js") },
-  spend: { title: "Spend", load: () => import("console/pages/spend.js") },
   lab: { title: "Lab", load: () => import("console/pages/lab.js") },
 };
 

@@ -29,7 +29,7 @@ TOKENIZE_COST = 4  # as much work per byte as decoding four
 class LintRequest(Body, kw_only=True, frozen=True):
     model: Annotated[Name | None, About("a served name; default: the first model")] = None
     requests: Annotated[
-        list[dict[str, Any]],
+        list[Annotated[dict[str, Any], Meta(max_length=128)]],
         About("bodies of chat requests, in the order in which they were sent"),
         Meta(min_length=1, max_length=32),
     ]

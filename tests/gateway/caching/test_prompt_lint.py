@@ -13,9 +13,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ridgeline.cli.main import main
+from ridgeline.options import OptionError
 from ridgeline.web.prompt_files import Prompt, read_requests, read_template
 from ridgeline.web.prompt_lint import lint, lint_template
-from ridgeline.options import OptionError
 from tests.conftest import LiveServer
 
 RULES = (

@@ -7,7 +7,7 @@ import { drawTimeline, hitTest, layout } from "console/pages/timeline.js";
 import { Badge, CopyButton, Empty, Tabs, html, icons } from "console/ui.js";
 
 const KEPT = 2000;
-const LISTED = 50;
+const LISTED = 25;
 const SPANS = { "30 s": 30_000, "2 min": 120_000, "10 min": 600_000 };
 const TONES = { done: "good", aborted: "warn", failed: "alarm", decode: "accent", queued: "plain" };
 
@@ -92,7 +92,7 @@ function Timeline({ records, spanMs, isPaused, chosen, choose }) {
 }
 
 function List({ records, chosen, choose }) {
-  const shown = records.slice(-LISTED).reverse();
+  const shown = [...records].sort((one, other) => other.at - one.at).slice(0, LISTED);
   const several = new Set(records.map((one) => one.model)).size > 1;
   return html`<div class="scroll" tabindex="0" role="group" aria-label="Last requests"><table>
     <caption class="hidden">The last ${count(shown.length)} of ${count(records.length)} requests</caption>
