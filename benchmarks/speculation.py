@@ -2,26 +2,22 @@
 
 Each prompt is answered with speculation off and on, one after the other, in an order that alternates; the
 answers must be equal. Figures are output tokens per second of decoding, the ratio of the medians, and what
-was guessed. `--host` measures what drafting costs the host alone.
+was guessed. What drafting costs the host: benchmarks/drafting_cost.py.
 
     python benchmarks/speculation.py [--model smollm2-135m] [--speculate suffix] [--rounds 3] [--streams 1]
-        [--tokens 200] [--temperature 0] [--deterministic] [--host] [--json FILE]
+        [--tokens 200] [--temperature 0] [--deterministic] [--json FILE]
 """
 
 from __future__ import annotations
 
 import argparse
 import json
-import random
 import statistics
-import time
 from pathlib import Path
 from typing import Any
 
 from ridgeline import LLM
-from ridgeline.engine.schedule.intake import SchedulerLimits, make_sequences
-from ridgeline.engine.schedule.request import Request, SamplingParams
-from ridgeline.engine.speculate.drafter import Drafter
+from ridgeline.engine.schedule.request import SamplingParams
 from ridgeline.engine.speculate.ngram import NgramDrafter
 from ridgeline.engine.speculate.speculation import Speculation
 from ridgeline.engine.speculate.suffix import SuffixDrafter
@@ -121,29 +117,6 @@ def compare(llm: LLM, name: str, prompts: list[str], args: argparse.Namespace) -
     }
 
 
-def host_cost(drafter: Drafter, rows: int, length: int, steps: int = 50) -> float:
-    """Median microseconds to propose for `rows` sequences of `length` tokens, after their first step."""
-    rng = random.Random(0)
-    limits = SchedulerLimits(8192, 8192, 64, 512, 16, 10**6, 10**6)
-    sequences = []
-    for number in range(rows):
-        words = [[rng.randrange(50_000) for _ in range(rng.randrange(3, 12))] for _ in range(400)]
-        text = [token for _ in range(length) for token in rng.choice(words)][:length]
-        request = Request(str(number), text[:-1], SamplingParams())
-        (seq,) = make_sequences(request, limits, number, lambda: 1)
-        seq.tokens.append(text[-1])
-        sequences.append(seq)
-    times = []
-    for step in range(steps):
-        began = time.perf_counter()
-        for seq in sequences:
-            drafter.propose(seq)
-        times.append(time.perf_counter() - began)
-        for seq in sequences:
-            seq.tokens.append(seq.tokens[(17 * step) % length])
-    return 1e6 * statistics.median(times[5:])
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
@@ -156,20 +129,13 @@ def main() -> None:
     parser.add_argument("--temperature", type=float, default=0.0)
     parser.add_argument("--work", choices=sorted(WORK), action="append")
     parser.add_argument("--deterministic", action="store_true")
-    parser.add_argument("--host", action="store_true", help="only the host's cost of proposing")
     parser.add_argument("--json", type=Path)
     args = parser.parse_args()
     found: list[dict[str, Any]] = []
-    if args.host:
-        for rows, length in ((1, 1024), (1, 8192), (8, 8192), (64, 8192)):
-            cost = host_cost(DRAFTERS[args.speculate](), rows, length)
-            found.append({"rows": rows, "tokens": length, "microseconds": round(cost, 1)})
-            print(found[-1])
-    else:
-        llm = LLM(args.model, speculate="off", deterministic=args.deterministic)
-        for name in args.work or WORK:
-            found.append(compare(llm, name, WORK[name], args))
-            print(json.dumps(found[-1]), flush=True)
+    llm = LLM(args.model, speculate="off", deterministic=args.deterministic)
+    for name in args.work or WORK:
+        found.append(compare(llm, name, WORK[name], args))
+        print(json.dumps(found[-1]), flush=True)
     if args.json:
         args.json.write_text(json.dumps(found, indent=1))
 

@@ -142,7 +142,7 @@ class SimulatedEngine:
         self._check_plan(plan, waited)
         if self.guess is not None:
             for row in plan.rows:
-                self.scheduler.add_drafts(row, self.guess(row), plan.budget - plan.num_tokens)
+                self.scheduler.add_drafts(row, self.guess(row), self.scheduler.room_for_drafts(plan))
             assert plan.num_tokens <= plan.budget
         self.plans.append(plan)
         if plan:

@@ -61,6 +61,7 @@ class Scheduler:
         self._preempting: Sequence | None = None  # in flight, to be preempted when it has landed
         self._shedding = False  # no admission until a step has succeeded again
         self._interactive_seen = -math.inf  # when an interactive request was last present
+        self._planned_at = -math.inf  # when the newest plan was made
         self._num_added = 0
         self._num_scheduled = 0
 
@@ -100,6 +101,7 @@ class Scheduler:
         """
         plan = StepPlan(step_id=self._num_scheduled, budget=self.budget.tokens)
         self._preempting = None
+        self._planned_at = now
         room = self._plan_running(self.running.interactive, plan.budget, plan, now)
         if room and self.waiting.num_interactive:
             room = self._plan_waiting(False, room, plan, now)
@@ -131,6 +133,13 @@ class Scheduler:
         seq.in_flight += taken
         seq.drafted = taken
         return taken
+
+    def room_for_drafts(self, plan: StepPlan) -> int:
+        """Tokens that drafts may add to the newest plan: beside background rows, up to the limit of those."""
+        most = plan.budget
+        if any(row.seq.background for row in plan.rows):
+            most = min(most, self._most_with_background(self._planned_at))
+        return max(0, most - plan.num_tokens)
 
     def apply(self, result: StepResult, now: float) -> list[SeqDelta]:
         """Apply the result of the oldest step in flight. Returns what it added to each sequence."""
@@ -253,11 +262,14 @@ class Scheduler:
             return 0
         if any(row.count > 1 or row.start < row.seq.prompt_len for row in plan.rows):
             return 0
-        if now - self._interactive_seen <= self.limits.background_quiet_s:
-            limits, decoding = self.limits, self.running.num_interactive
-            most = limits.background_tokens_beside if decoding else limits.background_tokens
-            return min(room, most - plan.num_tokens)
-        return room
+        return min(room, self._most_with_background(now) - plan.num_tokens)
+
+    def _most_with_background(self, now: float) -> int:
+        """The most tokens of a step with background rows: few while there is interactive traffic."""
+        limits = self.limits
+        if now - self._interactive_seen > limits.background_quiet_s:
+            return limits.step_tokens
+        return limits.background_tokens_beside if self.running.num_interactive else limits.background_tokens
 
     def _make_room(self, seq: Sequence, hits: list[int], admission: Admission, plan: StepPlan) -> bool:
         """Whether `seq` has slots and blocks now. Preempts running background sequences if needed."""

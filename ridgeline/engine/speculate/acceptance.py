@@ -20,8 +20,11 @@ OWN_LEARNING = 0.1  # … in a sequence's own record
 PRIOR_WEIGHT = 3.0  # guesses that the class's rate counts for beside a sequence's own record
 
 
+CLASSES = tuple(bisect_right(EDGES, match) for match in range(EDGES[-1] + 1))  # of each match length
+
+
 def match_class(match: int) -> int:
-    return bisect_right(EDGES, match)
+    return CLASSES[match] if match < len(CLASSES) else CLASSES[-1]
 
 
 class OwnRecord:
@@ -48,9 +51,10 @@ class Acceptance:
     def survivals(self, seq: Sequence, draft: Draft) -> list[float]:
         """For each guess of the draft, the probability that it and all before it are right."""
         records = self._own.get(seq)
+        rates, last = self.rates, len(CLASSES) - 1
         alive, survivals, match = 1.0, [], draft.match
         for _ in draft.tokens:
-            rate = self.rates[match_class(match)]
+            rate = rates[CLASSES[match if match < last else last]]
             if records is not None:
                 own = records[match >= LONG_MATCH]
                 rate = (PRIOR_WEIGHT * rate + own.right) / (PRIOR_WEIGHT + own.tried)

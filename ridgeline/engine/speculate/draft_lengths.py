@@ -7,6 +7,7 @@ counts, not the first after which the rate falls: the time of a step is not smoo
 
 from __future__ import annotations
 
+from itertools import chain
 from typing import NamedTuple
 
 from ridgeline.engine.speculate.drafter import MOST_DRAFTS
@@ -16,6 +17,11 @@ WORTH = 1.03  # least expected gain
 ALIKE = 20  # chances are compared in steps of 1/20: rows that differ by less get drafts of one length
 REFRESH_STEPS = 16  # steps between two looks at the measured times
 MOST_OF_A_STEP = 64  # drafts of all rows together
+
+
+def most_of_a_row(rows: int) -> int:
+    """Guesses that are made for each of `rows` decodes: of many rows only the first ones have a chance."""
+    return min(MOST_DRAFTS, 4 * MOST_OF_A_STEP // max(1, rows)) or 1
 
 
 class Choice(NamedTuple):
@@ -74,20 +80,28 @@ class DraftLengths:
     def choose(self, survivals: list[list[float]], rows: int, context: int) -> Choice:
         """survivals: for each row with a draft, the chance of each guess; rows: of the step in all."""
         costs = self.costs(rows, context)
-        self._turn += 1  # of equal rows another one comes first in each step
-        chances = sorted(
-            (-round(ALIKE * chance), place, (row + self._turn) % len(survivals), row, chance)
-            for row, each in enumerate(survivals)
-            for place, chance in enumerate(each)
-        )[: len(costs) - 1]
+        chances = self._best_first(survivals)
         best, best_gain, expected = 0, 1.0, float(rows)
-        for more, (*_, chance) in enumerate(chances, start=1):
+        for more, (_, chance) in enumerate(chances[: len(costs) - 1], start=1):
             expected += chance
             gain = expected / rows / costs[more]
             if gain > best_gain:
                 best, best_gain = more, gain
         lengths = [0] * len(survivals)
         if best_gain >= WORTH:
-            for *_, row, _ in chances[:best]:
+            for row, _ in chances[:best]:
                 lengths[row] += 1
         return Choice(lengths, best_gain)
+
+    def _best_first(self, survivals: list[list[float]]) -> list[tuple[int, float]]:
+        """(row, chance) of all guesses, best first; of equal ones those nearer to the end of their text."""
+        self._turn += 1  # of equal rows another one comes first in each step
+        first = self._turn % max(1, len(survivals))
+        turns = [*range(first, len(survivals)), *range(first)]
+        by_chance: list[list[tuple[int, float]]] = [[] for _ in range(ALIKE + 1)]
+        for place in range(max(map(len, survivals), default=0)):
+            for row in turns:
+                each = survivals[row]
+                if place < len(each):
+                    by_chance[ALIKE - round(ALIKE * each[place])].append((row, each[place]))
+        return list(chain.from_iterable(by_chance))

@@ -14,7 +14,7 @@ from ridgeline.engine.schedule.request import Sequence
 MOST_DRAFTS = 15  # tokens of one draft: with the sequence's own one, a step of 16
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Draft:
     """match: how many of the sequence's last tokens were found before these; 0: the drafter cannot say"""
 
@@ -25,8 +25,8 @@ class Draft:
 class Drafter(Protocol):
     name: str
 
-    def propose(self, seq: Sequence) -> Draft | None:
-        """At most MOST_DRAFTS guesses; None if there is no ground for one. All tokens of `seq` are known."""
+    def propose(self, seqs: list[Sequence], most: int) -> list[Draft | None]:
+        """At most `most` guesses for each; None if there is no ground for one. All their tokens are known."""
         ...
 
     def forget(self, seq: Sequence) -> None:

@@ -16,7 +16,7 @@ from ridgeline.engine.schedule.request import Sequence
 from ridgeline.engine.schedule.scheduler import Scheduler
 from ridgeline.engine.schedule.step import StepPlan, StepResult, StepRow
 from ridgeline.engine.speculate.acceptance import Acceptance
-from ridgeline.engine.speculate.draft_lengths import DraftLengths
+from ridgeline.engine.speculate.draft_lengths import DraftLengths, most_of_a_row
 from ridgeline.engine.speculate.drafter import MOST_DRAFTS, Draft, Drafter
 from ridgeline.engine.speculate.loss_guard import LossGuard
 from ridgeline.engine.speculate.step_times import StepTimes
@@ -137,7 +137,7 @@ class Speculation:
             lengths, planned.gain = self.lengths.choose(survivals, planned.rows, planned.context)
         else:
             lengths = [self.fixed_length] * len(planned.offers)
-        room = plan.budget - plan.num_tokens
+        room = scheduler.room_for_drafts(plan)
         for offer, length in zip(planned.offers, lengths, strict=True):
             taken = 0
             if length:
@@ -148,30 +148,29 @@ class Speculation:
             planned.num_drafts += taken
 
     def _offers(self, plan: StepPlan) -> list[Offer]:
+        rows = [row for row in plan.rows if _is_decode(row)]
+        if any(row.seq.background for row in rows) and not all(row.seq.background for row in plan.rows):
+            # Interactive rows would wait for the guesses of the others.
+            interactive = [row for row in rows if not row.seq.background]
+            self._off["background"] += len(rows) - len(interactive)
+            rows = interactive
+        most = self.fixed_length or most_of_a_row(len(plan.rows))
+        drafts = self.drafter.propose([row.seq for row in rows], most)
         offers: list[Offer] = []
-        is_mixed = any(not row.seq.background for row in plan.rows)
-        for row in plan.rows:
-            seq = row.seq
-            if not _is_decode(row):
-                continue
-            if seq.background and is_mixed:  # interactive rows would wait for its guesses
-                self._off["background"] += 1
-                continue
-            draft = self.drafter.propose(seq)
-            tokens = [] if draft is None else self._known(draft.tokens)
-            if draft is None or not tokens:
-                self._off["match"] += 1
-                continue
-            offers.append(Offer(row, Draft(tokens, draft.match), len(seq.tokens)))
+        for row, draft in zip(rows, drafts, strict=True):
+            if draft is not None:
+                self._drop_unknown(draft)
+                if draft.tokens:
+                    offers.append(Offer(row, draft, len(row.seq.tokens)))
+        self._off["match"] += len(rows) - len(offers)
         return offers
 
-    def _known(self, tokens: list[int]) -> list[int]:
-        """Up to the first id that the model does not have."""
-        limit = self._vocab_size
-        for place, token in enumerate(tokens[:MOST_DRAFTS]):
-            if not 0 <= token < limit:
-                return tokens[:place]
-        return tokens[:MOST_DRAFTS]
+    def _drop_unknown(self, draft: Draft) -> None:
+        """Cut it before the first id that the model does not have."""
+        tokens, limit = draft.tokens, self._vocab_size
+        del tokens[MOST_DRAFTS:]
+        if tokens and (min(tokens) < 0 or max(tokens) >= limit):
+            del tokens[next(place for place, token in enumerate(tokens) if not 0 <= token < limit) :]
 
     # ── after it ─────────────────────────────────────────────────────────────────────────────────────────
 
@@ -180,8 +179,8 @@ class Speculation:
         row, guesses = offer.row, offer.draft.tokens
         drawn = row.seq.tokens[offer.before :]
         verified = len(row.drafts)
-        right = 0
-        while right < min(len(drawn), len(guesses)) and drawn[right] == guesses[right]:
+        right, most = 0, min(len(drawn), len(guesses))
+        while right < most and drawn[right] == guesses[right]:
             right += 1
         # After a wrong one nothing is known of the others, nor after the last token that was drawn.
         judged = min(right + 1, len(drawn), len(guesses))

@@ -25,7 +25,10 @@ class Prophet:
         self._rng = random.Random(seed)
         self.open: set[Sequence] = set()
 
-    def propose(self, seq: Sequence) -> Draft | None:
+    def propose(self, seqs: list[Sequence], most: int) -> list[Draft | None]:
+        return [self._draft(seq) for seq in seqs]
+
+    def _draft(self, seq: Sequence) -> Draft:
         self.open.add(seq)
         rng = self._rng
         answer = self._answers[tuple(seq.request.prompt_ids), seq.index][seq.num_output :]

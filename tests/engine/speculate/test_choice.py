@@ -52,10 +52,11 @@ def test_a_gpu_refuses_guesses_that_it_cannot_verify(option):
 class Broken:
     name = "broken"
 
-    def propose(self, seq: Sequence) -> Draft | None:
+    def propose(self, seqs: list[Sequence], most: int) -> list[Draft | None]:
+        (seq,) = seqs
         if seq.num_output > 20:
             raise ZeroDivisionError("a bug")
-        return Draft([seq.tokens[-37]] if len(seq.tokens) > 37 else [], 20)
+        return [Draft([seq.tokens[-37]] if len(seq.tokens) > 37 else [], 20)]
 
     def forget(self, seq: Sequence) -> None:
         pass

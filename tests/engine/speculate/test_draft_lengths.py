@@ -10,7 +10,7 @@ import pytest
 from ridgeline.engine.schedule.request import Sequence
 from ridgeline.engine.speculate.acceptance import EDGES, PRIOR, Acceptance
 from ridgeline.engine.speculate.draft_lengths import DraftLengths
-from ridgeline.engine.speculate.drafter import MOST_DRAFTS, Draft
+from ridgeline.engine.speculate.drafter import Draft
 from ridgeline.engine.speculate.loss_guard import FIRST_PAUSE, LONGEST_PAUSE, WINDOW, LossGuard
 from ridgeline.engine.speculate.ngram import NgramDrafter
 from ridgeline.engine.speculate.step_times import StepTimes
@@ -57,8 +57,8 @@ class Liar:
 
     name = "liar"
 
-    def propose(self, seq: Sequence) -> Draft:
-        return Draft([VOCAB - 1] * MOST_DRAFTS, 30)
+    def propose(self, seqs: list[Sequence], most: int) -> list[Draft | None]:
+        return [Draft([VOCAB - 1] * most, 30) for _ in seqs]
 
     def forget(self, seq: Sequence) -> None:
         pass

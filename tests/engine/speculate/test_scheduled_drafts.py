@@ -5,10 +5,12 @@ from __future__ import annotations
 
 import random
 
+import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from ridgeline.engine.schedule.forecast import OutputLengths
+from ridgeline.engine.schedule.request import BACKGROUND_PRIORITY
 from ridgeline.engine.schedule.scheduler import SchedulerLimits
 from ridgeline.engine.schedule.step import StepRow
 from tests.engine.simulated_engine import VOCAB, SimulatedEngine, answer_alone, engine_with, request
@@ -109,6 +111,22 @@ def test_a_draft_never_takes_a_block_that_another_needs():
     )
     engine.drain()
     assert engine.scheduler.counters.preemptions == 0
+
+
+@pytest.mark.parametrize(("later_s", "most"), [(1.0, 6), (1000.0, 64)])
+def test_drafts_count_in_the_tokens_that_batch_work_may_add_to_a_step(later_s, most):
+    """Background decodes alone: shortly after interactive traffic, at most `background_tokens` in a step."""
+    engine = engine_with(
+        request("a", 4, max_tokens=2),
+        request("b", 4, max_tokens=30, priority=BACKGROUND_PRIORITY),
+        background_tokens=6,
+        background_quiet_s=100.0,
+    )
+    for _ in range(4):
+        engine.step()
+    plan = engine.scheduler.schedule(engine.now + later_s)
+    assert [row.seq.request.request_id for row in plan.rows] == ["b"]
+    assert engine.scheduler.room_for_drafts(plan) == most - 1
 
 
 def test_a_withdrawn_step_gives_back_the_blocks_of_its_drafts():
