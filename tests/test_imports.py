@@ -75,6 +75,7 @@ NEED_TORCH = {
     "ridgeline.models.weights.stream",
     "ridgeline.ops.backend",
     "ridgeline.ops.inputs",
+    "ridgeline.ops.input_rounding",
     "ridgeline.ops.mxfp4",
     "ridgeline.ops.reference",
     "ridgeline.ops.torch_backend",

@@ -186,7 +186,7 @@ def _produced() -> Iterator[tuple[str, QuantFormat, str]]:
         scheme = read_scheme(settings)
         assert scheme is not None
         for format in scheme.formats():
-            values = replace(format, activations="", scale=_scale_of(format))
+            values = replace(format, activations=None, scale=_scale_of(format))
             yield producer, replace(values, packing="plain", stored_zeros="whole"), scheme.activations()
 
 

@@ -33,9 +33,12 @@ def expansion_notes(spec: ModelSpec, dtype: str) -> tuple[str, ...]:
 
 def input_notes(spec: ModelSpec) -> tuple[str, ...]:
     """For a checkpoint whose producer meant inputs to be rounded, too."""
-    rounded = spec.quantization.activations() if spec.quantization is not None else ""
+    scheme = spec.quantization
+    rounded = "" if scheme is None else scheme.activations()
+    if scheme is None or not rounded:
+        return ()
     note = f"weights alone are quantized: inputs are not rounded to {rounded}, as the file asks"
-    return (note,) if rounded else ()
+    return (note + ("; its static scales of inputs are not used" if scheme.has_static_inputs else ""),)
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,6 +17,7 @@ from torch import Tensor
 from ridgeline.models.quantized.format import QuantFormat
 from ridgeline.models.weights.torch_weights import LayerTensors
 from ridgeline.ops import reference, torch_backend
+from ridgeline.ops.input_rounding import round_inputs
 
 Key = tuple[str, int | None]  # a field of LayerWeights, and the expert of a stack
 _MATRICES = ("qkv", "o", "gate_up", "up", "down", "router", "shared_scale")
@@ -131,18 +132,7 @@ def matrices_of(layer: LayerTensors) -> dict[Key, Tensor]:
 
 def input_rounding(format: QuantFormat) -> Callable[[Tensor], Tensor] | None:
     """The rounding of inputs that the format's readers apply; None: they stay as they are."""
-    if not format.activations:
+    inputs = format.activations
+    if inputs is None:
         return None
-    group = format.group[1] if format.granularity == "block" else 0
-    largest = 127.0 if format.activations == "int8" else 448.0
-    is_integer = format.activations == "int8"
-
-    def rounded(x: Tensor) -> Tensor:
-        width = group or x.shape[1]
-        padded = torch.nn.functional.pad(x, (0, -x.shape[1] % width)).view(len(x), -1, width)
-        steps = padded.abs().amax(-1, keepdim=True).clamp_min(1e-12) / largest
-        divided = padded / steps
-        codes = divided.round() if is_integer else divided.to(torch.float8_e4m3fn).float()
-        return (codes * steps).view(len(x), -1)[:, : x.shape[1]].contiguous()
-
-    return rounded
+    return partial(round_inputs, element=inputs.element, group=inputs.group, scale=inputs.scale)

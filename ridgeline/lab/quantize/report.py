@@ -104,10 +104,9 @@ def _notes(found: Quantized) -> list[str]:
     if job.options.rotates and job.checkpoint.spec.tied_embeddings:
         said.append("The head is stored apart from the embeddings: the rotation makes them differ.")
     if job.format.activations:
-        kind = "int8" if job.format.activations == "int8" else "FP8"
         said.append(
-            f"The loss counts inputs rounded to {kind}, as the format says. Backends that keep inputs in "
-            "16 bits lose less."
+            f"The loss counts inputs rounded to {job.format.activations.name}, as the format says. Backends "
+            "that keep inputs in 16 bits lose less."
         )
     unseen = [name for record in found.records for name in record.unseen]
     if unseen:

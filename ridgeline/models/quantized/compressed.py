@@ -98,12 +98,15 @@ def compression_format(format: QuantFormat) -> str:
 
 def _activations(format: QuantFormat) -> dict[str, Any] | None:
     """Inputs rounded per token, or per 128 columns beside blocks of weights."""
-    if not format.activations:
+    inputs = format.activations
+    if inputs is None:
         return None
-    kind = "int" if format.activations.startswith("int") else "float"
+    if inputs.static or inputs.element not in ("int8", "e4m3") or inputs.scale != "float32":
+        raise ValueError(f"inputs in {inputs} are not written: only int8 and FP8 with steps of each token")
+    kind = "int" if inputs.element.startswith("int") else "float"
     found: dict[str, Any] = {"num_bits": 8, "type": kind, "symmetric": True, "dynamic": True}
-    if format.granularity == "block":
-        return found | {"strategy": "group", "group_size": format.group[1]}
+    if inputs.group:
+        return found | {"strategy": "group", "group_size": inputs.group}
     return found | {"strategy": "token"}
 
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any
 
-from ridgeline.models.quantized.format import MXFP4, NVFP4, QuantFormat, fp8_format
+from ridgeline.models.quantized.format import MXFP4, NVFP4, InputFormat, QuantFormat, fp8_format
 
 BLOCK = (128, 128)
 # Keys that list modules which are not quantized.
@@ -76,9 +76,13 @@ class QuantScheme:
 
     def activations(self) -> str:
         """The types that inputs were meant to be rounded to, in words; empty if none."""
-        names = {"e4m3": "FP8", "e2m1": "FP4"}
-        kinds = (f.activations.partition(",")[0] for f in self.formats() if f.activations)
-        return " and ".join(dict.fromkeys(names.get(kind, kind) for kind in kinds))
+        kinds = (format.activations.name for format in self.formats() if format.activations)
+        return " and ".join(dict.fromkeys(kinds))
+
+    @property
+    def has_static_inputs(self) -> bool:
+        """Whether the file has scales of inputs."""
+        return any(format.activations is not None and format.activations.static for format in self.formats())
 
 
 def read_scheme(
@@ -119,13 +123,14 @@ def _fp8(settings: Mapping[str, Any]) -> Read:
         raise Unreadable("FP8 with experts stored as MXFP4 (store_dtype) is not read")
     static = settings.get("activation_scheme") == "static"
     block = settings.get("weight_block_size")
-    format = fp8_format("block" if block else "tensor", "e4m3, static" if static else "e4m3")
+    format = fp8_format("block" if block else "tensor", static=static)
     if block:
         if not (
             isinstance(block, list) and len(block) == 2 and all(isinstance(n, int) and n > 0 for n in block)
         ):
             raise Unreadable(f"weight_block_size {block!r} is not two numbers")
-        format = replace(format, group=(block[0], block[1]))
+        inputs = InputFormat("e4m3", 0 if static else block[1], static=static)
+        format = replace(format, group=(block[0], block[1]), activations=inputs)
     return (), format
 
 
@@ -175,7 +180,7 @@ def _awq(settings: Mapping[str, Any]) -> Read:
 
 def _bitsandbytes(settings: Mapping[str, Any]) -> Read:
     if settings.get("load_in_8bit"):
-        return (), QuantFormat("int8", "channel", (1, 0), packing="bnb8", activations="int8")
+        return (), QuantFormat("int8", "channel", (1, 0), packing="bnb8", activations=InputFormat("int8"))
     kind = settings.get("bnb_4bit_quant_type", "fp4")
     if not settings.get("load_in_4bit") or kind not in ("nf4", "fp4"):
         raise Unreadable(
@@ -211,7 +216,8 @@ def _compressed_format(
     bits, kind = weights.get("num_bits"), str(weights.get("type", "int"))
     size, symmetric = weights.get("group_size"), bool(weights.get("symmetric", True))
     strategy = weights.get("strategy") or ("group" if size and size > 0 else "tensor")
-    activations = _activation_type(inputs)
+    is_mx = packing.startswith("mx") or (kind == "float" and bits == 4 and size == 32)
+    activations = _input_format(inputs, is_mx=is_mx)
     if kind == "float" and bits == 4:
         format = MXFP4 if size == 32 else NVFP4
         return replace(format, activations=activations)
@@ -242,13 +248,20 @@ def _compressed_format(
     )
 
 
-def _activation_type(inputs: Mapping[str, Any] | None) -> str:
+def _input_format(inputs: Mapping[str, Any] | None, *, is_mx: bool) -> InputFormat | None:
+    """is_mx: weights have powers of two as scales, and so have inputs."""
     if not inputs:
-        return ""
+        return None
     name = {("float", 8): "e4m3", ("float", 4): "e2m1", ("int", 8): "int8", ("int", 4): "int4"}.get(
         (str(inputs.get("type", "int")), inputs.get("num_bits", 8)), "other"
     )
-    return name if inputs.get("dynamic") else f"{name}, static"
+    size = inputs.get("group_size")
+    group = size if isinstance(size, int) and size > 0 else 0
+    if is_mx:
+        return InputFormat(name, group or 32, "e8m0")
+    if name == "e2m1":  # NVFP4: `dynamic` is "local", and the factor of the whole tensor is stored
+        return InputFormat(name, group or 16, "e4m3", static=True)
+    return InputFormat(name, group, static=not inputs.get("dynamic"))
 
 
 def _modelopt(settings: Mapping[str, Any]) -> Read:
@@ -266,15 +279,16 @@ def _modelopt(settings: Mapping[str, Any]) -> Read:
 
 def _modelopt_format(algorithm: str, size: Any) -> QuantFormat:
     if algorithm == "FP8":
-        return fp8_format("tensor", "e4m3, static")
+        return fp8_format("tensor", static=True)
     if algorithm == "FP8_PER_CHANNEL_PER_TOKEN":
         return fp8_format("channel")
     if algorithm in ("NVFP4", "W4A16_NVFP4"):
         if size not in (None, 16):
             raise Unreadable(f"NVFP4 with groups of {size} is not read; its groups have 16 weights")
-        return replace(NVFP4, activations="e2m1, static" if algorithm == "NVFP4" else "")
+        rounded = InputFormat("e2m1", 16, "e4m3", static=True)
+        return replace(NVFP4, activations=rounded if algorithm == "NVFP4" else None)
     if algorithm == "MXFP8":
-        return QuantFormat("e4m3", "group", (1, 32), "e8m0", activations="e4m3")
+        return QuantFormat("e4m3", "group", (1, 32), "e8m0", activations=InputFormat("e4m3", 32, "e8m0"))
     raise Unreadable(
         f"ModelOpt's {algorithm} is not read; FP8, FP8_PER_CHANNEL_PER_TOKEN, NVFP4 and MXFP8 are"
     )

@@ -42,6 +42,27 @@ _NAMES = {"e4m3": "FP8", "e5m2": "FP8 E5M2", "nf4": "NF4", "fp4": "FP4"}
 
 
 @dataclass(frozen=True, slots=True)
+class InputFormat:
+    """How a producer meant the inputs of a matrix to be rounded (`ops.input_rounding` has the arithmetic).
+
+    element: e4m3, int8, e2m1, int4, or "other"
+    group:   columns of a token that share a step; 0: the whole token, or every token if it is static
+    scale:   the type of steps: float32; e4m3 (NVFP4); e8m0 (MX)
+    static:  a factor is stored with the matrix (input_scale, input_global_scale)
+    """
+
+    element: str
+    group: int = 0
+    scale: str = "float32"
+    static: bool = False
+
+    @property
+    def name(self) -> str:
+        """As users know it."""
+        return {"e4m3": "FP8", "e2m1": "FP4"}.get(self.element, self.element)
+
+
+@dataclass(frozen=True, slots=True)
 class QuantFormat:
     """How a matrix [rows, columns] is stored.
 
@@ -53,7 +74,7 @@ class QuantFormat:
     tensor_scale: one more float32 factor for the whole matrix (NVFP4)
     act_order:    columns belong to groups in any order (GPTQ's desc_act)
     stored_zeros: "less one": the file has each zero point minus 1 (GPTQ's first version)
-    activations:  the type that the producer meant the inputs to be rounded to; "" if none. Not applied here
+    activations:  how the producer meant inputs to be rounded; None: not at all. No backend applies it
     """
 
     element: str
@@ -65,7 +86,7 @@ class QuantFormat:
     act_order: bool = False
     stored_zeros: Literal["whole", "less one"] = "whole"
     packing: Packing = "plain"
-    activations: str = ""
+    activations: InputFormat | None = None
 
     def __post_init__(self) -> None:
         if self.element not in ELEMENT_BITS:
@@ -113,21 +134,23 @@ class QuantFormat:
         return f"{name} ({shared}{''.join(extras)})"
 
 
-def fp8_format(granularity: Granularity = "channel", activations: str = "e4m3") -> QuantFormat:
-    """tensor, channel, or block (of 128×128)."""
+def fp8_format(granularity: Granularity = "channel", *, static: bool = False) -> QuantFormat:
+    """tensor, channel, or block (of 128×128). Inputs are rounded per token, beside blocks per 128 columns;
+    static: by a stored scale."""
     group = {"tensor": (0, 0), "channel": (1, 0), "block": (128, 128)}[granularity]
+    columns = 0 if static else group[1]
     return QuantFormat(
         "e4m3",
         granularity,
         group,
         packing="block" if granularity == "block" else "plain",
-        activations=activations,
+        activations=InputFormat("e4m3", columns, static=static),
     )
 
 
-def int8_format(scale: str = "bfloat16", activations: str = "int8") -> QuantFormat:
-    """A scale per row."""
-    return QuantFormat("int8", "channel", (1, 0), scale, activations=activations)
+def int8_format(scale: str = "bfloat16") -> QuantFormat:
+    """A scale per row; inputs rounded per token."""
+    return QuantFormat("int8", "channel", (1, 0), scale, activations=InputFormat("int8"))
 
 
 def int4_format(group: int = 128, *, zero_point: bool = False, scale: str = "bfloat16") -> QuantFormat:

@@ -7,6 +7,7 @@ Called by `weights.safetensors_source`; opens no files.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable
 
 from ridgeline.models.errors import BrokenModel
@@ -39,6 +40,7 @@ class QuantizedTensors:
             elif part := next((part for part in _PARTS if name.endswith("." + part)), ""):
                 modules.setdefault(name.removesuffix("." + part), {})[part] = name
         self._modules = {module: parts for module, parts in modules.items() if parts.keys() & _SIGNS}
+        self._unread = unread
         self.taken = unread.union(*(parts.values() for parts in self._modules.values()))
         self._matrices: dict[str, StoredMatrix] = {}
 
@@ -58,6 +60,23 @@ class QuantizedTensors:
                 return None
             self._matrices[name] = self._made(module)
         return self._matrices[name]
+
+    def input_scale(self, name: str) -> float | None:
+        """The static factor of a matrix's inputs; None if they have none. BrokenModel if it is missing.
+
+        No backend uses it: it is for references of kernels that round inputs.
+        """
+        module = name.removesuffix(".weight")
+        format = self._scheme.format_of(module)
+        if format is None or format.activations is None or not format.activations.static:
+            return None
+        for part, is_inverse in (("input_scale", False), ("input_global_scale", True)):
+            if f"{module}.{part}" in self._unread:
+                values = self._load(f"{module}.{part}").floats().reshape(-1)
+                if values.size != 1 or not values[0] > 0 or not math.isfinite(values[0]):
+                    raise BrokenModel(f"{self._where}: {module}.{part} is not one positive number")
+                return float(1 / values[0]) if is_inverse else float(values[0])
+        raise BrokenModel(f"{self._where}: {module} has no input_scale, but its inputs are said to be static")
 
     def is_zero_bias(self, name: str) -> bool:
         """GPTQ's first tools stored a bias of zeros beside every matrix."""

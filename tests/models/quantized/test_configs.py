@@ -11,6 +11,7 @@ import pytest
 
 from ridgeline.models.errors import UnsupportedModel
 from ridgeline.models.quantized.config import METHODS, QuantScheme, read_scheme
+from ridgeline.models.quantized.format import InputFormat
 from ridgeline.models.spec.families import check_servable
 from ridgeline.models.spec.read_spec import read_spec
 from tests.models.test_spec_configs import CONFIGS, NAMES, checkpoint
@@ -79,6 +80,54 @@ def test_a_published_quantized_config_has_the_formats_and_the_outcome_of_the_tab
 def test_every_row_of_the_table_is_of_a_config() -> None:
     assert len(QUANTIZED) >= 40
     assert [row for row in OUTCOMES if not any(fnmatch(name, row) for name in QUANTIZED)] == []
+
+
+PER_TOKEN, PER_128, STATIC = InputFormat("e4m3"), InputFormat("e4m3", 128), InputFormat("e4m3", static=True)
+FP4_INPUTS = InputFormat("e2m1", 16, "e4m3", static=True)
+
+
+@pytest.mark.skipif(not NAMES, reason=f"{CONFIGS} is not there")
+@pytest.mark.parametrize("name", QUANTIZED)
+def test_a_published_quantized_config_says_how_inputs_are_rounded(name: str) -> None:
+    """By the format of its weights: blocks have steps of 128 columns, one scale a stored one, NVFP4 both."""
+    scheme = read_scheme(*settings_of(name))
+    for format in scheme.formats() if scheme else ():
+        inputs = format.activations
+        if str(format) == BLOCKS:
+            assert inputs == PER_128
+        elif str(format) == TENSOR:
+            assert inputs == STATIC
+        elif str(format) == NVFP4:
+            assert inputs in (FP4_INPUTS, None)  # None: weights alone (W4A16_NVFP4)
+        else:
+            assert inputs is None or inputs.element != "other"
+
+
+@pytest.mark.parametrize(
+    ("inputs", "found"),
+    [
+        ({"num_bits": 8, "type": "float", "dynamic": True, "strategy": "token"}, PER_TOKEN),
+        ({"num_bits": 8, "type": "float", "dynamic": False, "strategy": "tensor"}, STATIC),
+        (
+            {"num_bits": 8, "type": "float", "dynamic": True, "strategy": "group", "group_size": 128},
+            PER_128,
+        ),
+        ({"num_bits": 8, "type": "int", "dynamic": True, "strategy": "token"}, InputFormat("int8")),
+        (
+            {"num_bits": 8, "type": "int", "dynamic": False, "strategy": "tensor"},
+            InputFormat("int8", static=True),
+        ),
+        (None, None),
+    ],
+)
+def test_inputs_of_compressed_tensors_are_per_token_per_group_or_static(
+    inputs: dict[str, Any] | None, found: InputFormat | None
+) -> None:
+    group = {"targets": ["Linear"], "weights": FP8, "input_activations": inputs}
+    config = compressed([], group_0=group) | {"format": "float-quantized"}
+    format = scheme_of(config).format_of(Q)
+    assert format is not None
+    assert format.activations == found
 
 
 # ---- which modules have which format ----
