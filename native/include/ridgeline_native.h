@@ -209,6 +209,34 @@ int64_t rl_encoder_bytes(const rl_encoder_model* model); /* buffers of a call, w
  * the other texts of the call, bit for bit. */
 int rl_encoder_execute(rl_encoder_model* model, const rl_texts* texts, int32_t pooling, int32_t normalize, float* out);
 
+/* ---- vector search: every row is compared with every query, nothing is approximate ---- */
+
+typedef struct rl_scanner rl_scanner;
+
+/* Rows of at most length 1, kept twice: as bytes, which a scan reads, and as floats, which decide. `capacity` rows, a multiple
+ * of 32; rl_scan_store fills one. Rows that were never filled must be masked. */
+typedef struct {
+  int32_t dimensions;
+  int64_t capacity;
+  uint8_t* panels;      /* [capacity / 16][padded dimensions / 4][16][4], padded to a multiple of 4; aligned to 64 bytes */
+  float *scales;        /* [capacity]: a row is about scale times its bytes */
+  float *residuals;     /* [capacity]: at least the length of what the bytes leave out */
+  float* vectors;       /* [capacity][dimensions] */
+} rl_scan_rows;
+
+rl_scanner* rl_scanner_create(const char* isa, int32_t threads);
+void rl_scanner_free(rl_scanner* scanner);
+const char* rl_scanner_isa(const rl_scanner* scanner);
+/* Writes `count` vectors of at most length 1 to the given rows. */
+int rl_scan_store(const rl_scan_rows* rows, const float* vectors, const int32_t* at, int32_t count);
+/* The k rows of the largest products with each query (at most length 1), best first, the first of equal ones; row -1 where fewer
+ * than k are in the mask. mask: [capacity / 16], bit i of a word is row i of its panel. Exact: a row is left out only where
+ * bounds on the bytes' error prove that k others are better. rescored: rows compared as floats, over all queries; may be null. */
+int rl_scan_search(rl_scanner* scanner, const rl_scan_rows* rows, const uint16_t* mask, const float* queries, int32_t count,
+                   int32_t k, int32_t* found, float* scores, int64_t* rescored);
+/* The products of rows and queries as bytes, [count][capacity]: for tests. bytes: [count][padded dimensions], within ±127. */
+int rl_scan_products(rl_scanner* scanner, const rl_scan_rows* rows, const int8_t* bytes, int32_t count, int32_t* out);
+
 /* ---- ceilings of this machine, best of a few repeats; -1: no memory or threads to measure with ---- */
 
 enum rl_peak { RL_PEAK_F32 = 0, RL_PEAK_BF16 = 1, RL_PEAK_INT8 = 2 };

@@ -1,0 +1,1 @@
+"""Exact search over the vectors of a namespace, in memory."""
