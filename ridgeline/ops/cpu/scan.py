@@ -1,6 +1,6 @@
 """Exact vector search by the native library: every row is compared with every query.
 
-`ScanRows` keeps rows as bytes and as floats, 5 bytes a dimension; `Scanner` searches them. retrieval calls it.
+`ScanRows` keeps rows as bytes and as floats, 5 bytes a dimension; `Scanner` searches them.
 The functions are looked up at the first use: a library that was built before them still serves models.
 """
 
@@ -58,7 +58,7 @@ def _library() -> Any:
             function.restype, function.argtypes = result, arguments
     except AttributeError as error:
         raise NativeUnavailable(
-            f"{LIBRARY_PATH} was built without vector search. Reinstall ridgeline (in a checkout: make native)"
+            f"{LIBRARY_PATH} has no vector search. Reinstall ridgeline (in a checkout: make native)"
         ) from error
     return library
 
@@ -77,10 +77,7 @@ class ScanRows:
         self.struct = _CRows(
             dimensions,
             self.capacity,
-            *(
-                array.ctypes.data
-                for array in (self._panels, self._scales, self._residuals, self.vectors)
-            ),
+            *(array.ctypes.data for array in (self._panels, self._scales, self._residuals, self.vectors)),
         )
 
     @property

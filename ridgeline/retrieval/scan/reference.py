@@ -23,7 +23,7 @@ def products(queries: NDArray[np.int8], rows: NDArray[np.int8]) -> NDArray[np.in
 def best(
     queries: Vector, rows: Vector, allowed: NDArray[np.bool_], k: int
 ) -> tuple[NDArray[np.int32], NDArray[np.float32]]:
-    """The k best allowed rows of each query and their products in double precision, the first of equal ones."""
+    """The k best allowed rows of each query and their products, the first of equal ones."""
     found = np.full((len(queries), k), -1, np.int32)
     scores = np.zeros((len(queries), k), np.float32)
     places = np.flatnonzero(allowed)

@@ -11,8 +11,11 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from ridgeline.ops.cpu.scan import Scanner
 from ridgeline.retrieval.errors import BadInput, NamespaceNotFound, SpecMismatch
 from ridgeline.retrieval.lexical.terms import packed_text
+from ridgeline.retrieval.scan.rows import VectorRows
+from ridgeline.retrieval.stores.index import IndexCache, IndexRow, NamespaceIndex
 from ridgeline.retrieval.types import (
     Attributes,
     Chunk,
@@ -27,6 +30,7 @@ from ridgeline.retrieval.types import (
 from ridgeline.storage.database import Row, Value, Work, statement
 
 _ROWS_PER_INSERT = 50
+_ROWS_PER_READ = 20_000
 _CHUNK_COLUMNS = "id, document_id, ordinal, begin_at, end_at, text"
 
 
@@ -194,6 +198,47 @@ class Rows:
             *(number, after, limit),
         )
         return [self._document(row) for row in rows]
+
+    # ---- indexes in memory ----
+
+    def synced(
+        self, namespace: Namespace, cache: IndexCache, scanner: Scanner | None, vectors: bool
+    ) -> Work[tuple[NamespaceIndex, NamespaceSpec]]:
+        """The namespace's index as of this transaction. Reads what has changed since the last call."""
+        number, spec, revision = yield from self.find(namespace)
+        index = cache.get(number)
+        if index is None or index.mostly_dead:
+            index = NamespaceIndex(VectorRows(spec.dimensions, scanner) if vectors else None)
+        if index.revision != revision:
+            yield from self._read_changes(number, index, vectors)
+            index.revision = revision
+        cache.put(number, index)
+        return index, spec
+
+    def _read_changes(self, number: int, index: NamespaceIndex, vectors: bool) -> Work[None]:
+        changed = yield from statement(
+            "SELECT id, attributes FROM retrieval_documents WHERE namespace = ? AND revision > ?",
+            *(number, index.revision),
+        )
+        for id, attributes in changed:
+            index.set_attributes(id, self.read_json(attributes))
+        vector = f", {self.vector_out}" if vectors else ""
+        while True:
+            rows = yield from statement(
+                f"SELECT number, id, document_id, terms{vector} FROM retrieval_chunks c "
+                "WHERE namespace = ? AND number > ? ORDER BY number LIMIT ?",
+                *(number, index.last_number, _ROWS_PER_READ),
+            )
+            index.add(
+                [
+                    IndexRow(row[0], row[1], row[2], row[3], self.read_vector(row[4]) if vectors else None)
+                    for row in rows
+                ]
+            )
+            if len(rows) < _ROWS_PER_READ:
+                break
+        live = yield from statement("SELECT number FROM retrieval_chunks WHERE namespace = ?", number)
+        index.keep(np.array([row[0] for row in live], np.int64))
 
     # ---- chunks ----
 

@@ -1,0 +1,220 @@
+"""Vector search against numpy and sqlite-vec, in turns in one run, on the same threads.
+
+Every row prints recall@10 beside its time: results are compared with an exact search in double precision.
+Rounds are interleaved; the table shows the median, the best and the worst. With --judged, a folder with
+Cranfield's files (cran.all.1400, cran.qry, cranqrel), BM25 is compared with bm25s by nDCG@10 and recall@100.
+
+    python benchmarks/retrieval.py [--rows 100000] [--dimensions 384] [--threads 2] [--rounds 15]
+                                   [--judged FOLDER] [--json out.json]
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import re
+import statistics
+import sys
+import time
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+THREADS = next((v for a, v in zip(sys.argv, sys.argv[1:], strict=False) if a == "--threads"), "2")
+for name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"):
+    os.environ[name] = THREADS  # read by numpy when it is imported
+
+import numpy as np  # noqa: E402
+
+from ridgeline.ops.cpu.library import measure_read  # noqa: E402
+from ridgeline.ops.cpu.scan import Scanner, ScanRows  # noqa: E402
+from ridgeline.retrieval.lexical.index import LexicalIndex, best_rows  # noqa: E402
+from ridgeline.retrieval.lexical.reference import K1, B  # noqa: E402
+from ridgeline.retrieval.lexical.terms import packed, terms_of  # noqa: E402
+from ridgeline.retrieval.metrics import mean_metrics  # noqa: E402
+
+K = 10
+Search = Callable[[np.ndarray], np.ndarray]
+
+
+def unit(rng: np.random.Generator, rows: int, dimensions: int) -> np.ndarray:
+    made = rng.normal(size=(rows, dimensions)).astype(np.float32)
+    return made / np.linalg.norm(made, axis=1, keepdims=True)
+
+
+def numpy_search(vectors: np.ndarray) -> Search:
+    turned = np.ascontiguousarray(vectors.T)
+
+    def search(queries: np.ndarray) -> np.ndarray:
+        scores = queries @ turned
+        best = np.argpartition(-scores, K, axis=1)[:, :K]
+        order = np.argsort(-np.take_along_axis(scores, best, axis=1), axis=1)
+        return np.take_along_axis(best, order, axis=1)
+
+    return search
+
+
+def native_search(vectors: np.ndarray, threads: int) -> tuple[Search, int]:
+    rows = ScanRows(vectors.shape[1], len(vectors))
+    rows.store(np.arange(len(vectors), dtype=np.int32), vectors)
+    mask = np.packbits(np.arange(rows.capacity) < len(vectors), bitorder="little").view("<u2")
+    scanner = Scanner(threads)
+    return lambda queries: scanner.search(rows, mask, queries, K)[0], rows.nbytes
+
+
+def sqlite_vec_search(vectors: np.ndarray) -> Search | None:
+    """None, and a line that says why, where it cannot be loaded."""
+    try:
+        import sqlite_vec
+
+        try:
+            import pysqlite3 as sqlite3  # many builds of Python load no extensions
+        except ImportError:
+            import sqlite3
+        database = sqlite3.connect(":memory:")
+        database.enable_load_extension(True)
+    except (ImportError, AttributeError) as error:
+        print(f"sqlite-vec is left out: {error}; pip install sqlite-vec pysqlite3-binary")
+        return None
+    sqlite_vec.load(database)
+    database.execute(f"CREATE VIRTUAL TABLE v USING vec0(e float[{vectors.shape[1]}] distance_metric=cosine)")
+    database.executemany(
+        "INSERT INTO v(rowid, e) VALUES (?, ?)", ((i, row.tobytes()) for i, row in enumerate(vectors))
+    )
+    sql = "SELECT rowid FROM v WHERE e MATCH ? AND k = ? ORDER BY distance"
+
+    def search(queries: np.ndarray) -> np.ndarray:
+        return np.array([[row[0] for row in database.execute(sql, (q.tobytes(), K))] for q in queries])
+
+    return search
+
+
+def recall(found: np.ndarray, vectors: np.ndarray, queries: np.ndarray) -> float:
+    exact = queries.astype(np.float64) @ vectors.astype(np.float64).T
+    best = np.argsort(-exact, axis=1)[:, :K]
+    return float(
+        np.mean([len(set(a) & set(b)) / K for a, b in zip(found.tolist(), best.tolist(), strict=True)])
+    )
+
+
+def speed(args: argparse.Namespace) -> list[dict[str, Any]]:
+    rng = np.random.default_rng(1)
+    vectors = unit(rng, args.rows, args.dimensions)
+    ours, held = native_search(vectors, args.threads)
+    peers: dict[str, Search | None] = {
+        "ridgeline": ours,
+        "numpy f32": numpy_search(vectors),
+        "sqlite-vec": sqlite_vec_search(vectors),
+    }
+    read = measure_read(args.rows * args.dimensions, args.threads)
+    limit_ms = args.rows * args.dimensions / read * 1e3
+    print(f"{args.rows} x {args.dimensions}, {args.threads} threads, k = {K}; {held / 1e6:.0f} MB held")
+    print(f"limit: the bytes of the rows read once take {limit_ms:.2f} ms at {read / 1e9:.1f} GB/s\n")
+    print(
+        f"{'queries':>7}  {'search':<11} {'median ms':>10} {'best':>8} {'worst':>8} "
+        f"{'queries/s':>10} {'recall@10':>9}"
+    )
+    found: list[dict[str, Any]] = []
+    for count in (1, 32, 128):
+        queries = unit(rng, count, args.dimensions)
+        times: dict[str, list[float]] = {name: [] for name, peer in peers.items() if peer is not None}
+        for turn in range(args.rounds + 1):  # the first is not counted
+            for name, peer in peers.items():
+                if peer is None or (name == "sqlite-vec" and count > 1 and turn > 2):
+                    continue  # takes seconds, one query after the other
+                started = time.perf_counter()
+                peer(queries)
+                if turn:
+                    times[name].append((time.perf_counter() - started) * 1e3)
+        for name, values in times.items():
+            peer = peers[name]
+            assert peer is not None
+            row = {
+                "queries": count,
+                "search": name,
+                "median_ms": statistics.median(values),
+                "best_ms": min(values),
+                "worst_ms": max(values),
+                "queries_per_s": count / statistics.median(values) * 1e3,
+                "recall_at_10": recall(peer(queries), vectors, queries),
+                "limit_ms": limit_ms,
+            }
+            found.append(row)
+            print(
+                f"{count:>7}  {name:<11} {row['median_ms']:>10.2f} {row['best_ms']:>8.2f} "
+                f"{row['worst_ms']:>8.2f} {row['queries_per_s']:>10.0f} {row['recall_at_10']:>9.4f}"
+            )
+    for count in (1, 32, 128):
+        rows = {row["search"]: row["median_ms"] for row in found if row["queries"] == count}
+        ratios = ", ".join(f"{rows[n] / rows['ridgeline']:.1f}x {n}" for n in rows if n != "ridgeline")
+        print(f"{count} queries: {ratios}")
+    return found
+
+
+# ---- quality ----
+
+
+def cranfield(folder: Path) -> tuple[dict[str, str], dict[str, str], dict[str, dict[str, float]]]:
+    """Texts, queries and judgements. Queries of cranqrel are numbered by their place in cran.qry."""
+    records = re.split(r"^\.I \d+\s*$", (folder / "cran.all.1400").read_text(errors="replace"), flags=re.M)[
+        1:
+    ]
+    texts = {str(i): re.sub(r"^\.[TABW]\s*$", " ", one, flags=re.M) for i, one in enumerate(records, start=1)}
+    asked = re.split(r"^\.I \d+\s*$", (folder / "cran.qry").read_text(errors="replace"), flags=re.M)[1:]
+    queries = {str(i): one.replace(".W", " ", 1) for i, one in enumerate(asked, start=1)}
+    judged: dict[str, dict[str, float]] = {}
+    for line in (folder / "cranqrel").read_text().splitlines():
+        query, text, grade = line.split()[:3]
+        # Grades 1 (best) to 4; 5 and -1 stand for no relevance.
+        if grade in ("1", "2", "3", "4"):
+            judged.setdefault(query, {})[text] = 5.0 - float(grade)
+    return texts, queries, judged
+
+
+def quality(folder: Path) -> dict[str, dict[str, float]]:
+    import bm25s
+
+    texts, queries, judged = cranfield(folder)
+    ids, terms = list(texts), [terms_of(text) for text in texts.values()]
+    index = LexicalIndex()
+    index.add([packed(Counter(one)) for one in terms])
+    everything = np.ones(len(ids), np.bool_)
+    oracle = bm25s.BM25(method="lucene", k1=K1, b=B)
+    oracle.index(terms, show_progress=False)
+    runs: dict[str, dict[str, list[str]]] = {"ridgeline": {}, "bm25s": {}}
+    for query, text in queries.items():
+        words = list(dict.fromkeys(terms_of(text)))
+        ours = best_rows(index.scores(words, everything), everything, 100)
+        theirs = np.argsort(-oracle.get_scores(words), kind="stable")[:100]
+        runs["ridgeline"][query] = [ids[i] for i in ours]
+        runs["bm25s"][query] = [ids[i] for i in theirs]
+    found = {name: mean_metrics(run, judged, 10, 100) for name, run in runs.items()}
+    print(f"\n{len(texts)} texts, {len(judged)} judged queries of {folder}")
+    for name, means in found.items():
+        print(f"{name:<11} " + "  ".join(f"{metric} {value:.4f}" for metric, value in means.items()))
+    return found
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--rows", type=int, default=100_000)
+    parser.add_argument("--dimensions", type=int, default=384)
+    parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--rounds", type=int, default=15)
+    parser.add_argument("--judged", type=Path, help="a folder with cran.all.1400, cran.qry and cranqrel")
+    parser.add_argument("--json", type=Path)
+    args = parser.parse_args()
+    print(f"load of the machine: {os.getloadavg()[0]:.1f}")
+    found: dict[str, Any] = {"load": os.getloadavg()[0], "speed": speed(args)}
+    if args.judged:
+        found["quality"] = quality(args.judged)
+    if args.json:
+        args.json.write_text(json.dumps(found, indent=1))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,1 @@
+"""Ranking: the vector and text legs, their fusion, rerankers, explanations."""
