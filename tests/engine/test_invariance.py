@@ -4,6 +4,7 @@ On the real model: bit for bit by the native backend with --deterministic, withi
 """
 
 from dataclasses import replace
+from functools import cache
 
 import pytest
 
@@ -18,18 +19,26 @@ BACKENDS = {"native": {"deterministic": True}, "torch": {"backend": "torch", "th
 TOLERANCE = {"native": 0.0, "torch": 1e-4}  # of a log-probability
 GREEDY = SamplingParams(temperature=0.0, max_tokens=24, logprobs=3, ignore_eos=True)
 SEEDED = SamplingParams(temperature=0.9, top_p=0.95, seed=1234, max_tokens=24, logprobs=3, ignore_eos=True)
-# torch takes ten times as long, and samples with the same code: seeded alone.
+# torch takes ten times as long, and samples with the same code: seeded alone. Slow where test_family_promises
+# has the same of torch on small models.
+NATIVE = {"native-greedy": ("native", GREEDY), "native-seeded": ("native", SEEDED)}
 BOTH = pytest.mark.parametrize(
     ("llm", "params"),
-    [("native", GREEDY), ("native", SEEDED), ("torch", SEEDED)],
-    ids=["native-greedy", "native-seeded", "torch-seeded"],
+    [*NATIVE.values(), pytest.param("torch", SEEDED, marks=pytest.mark.slow)],
+    ids=[*NATIVE, "torch-seeded"],
     indirect=["llm"],
 )
 
 
-@pytest.fixture(scope="session", params=BACKENDS)
-def llm(request, smollm2_path):
-    return LLM(str(smollm2_path), kv_tokens=KV_TOKENS, **BACKENDS[request.param])
+@pytest.fixture(scope="module")
+def engines(smollm2_path):
+    """Each is made once: pytest would make a parametrized fixture anew at every change of its parameter."""
+    return cache(lambda backend: LLM(str(smollm2_path), kv_tokens=KV_TOKENS, **BACKENDS[backend]))
+
+
+@pytest.fixture(params=BACKENDS)
+def llm(request, engines):
+    return engines(request.param)
 
 
 @pytest.fixture
@@ -49,12 +58,12 @@ def assert_same(tolerance):
     return check
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture
 def prompts(llm):
     return [llm.tokenizer.encode(prompt) for prompt in PROMPTS]
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture
 def long_prompt(llm):
     return llm.tokenizer.encode("A ship left the harbour at dawn with a cargo of salt and letters. " * 12)
 
@@ -99,8 +108,12 @@ def test_chunked_prefill_equals_whole(assert_same, driver, long_prompt, params, 
     assert_same(whole, chunked)
 
 
-@BOTH
-@pytest.mark.parametrize("prefix_cache", [False, True])
+@pytest.mark.parametrize(
+    ("llm", "params", "prefix_cache"),
+    [*((*run, cached) for run in NATIVE.values() for cached in (False, True)), ("torch", SEEDED, True)],
+    ids=[*(f"{name}-{cached}" for name in NATIVE for cached in (False, True)), "torch-seeded-True"],
+    indirect=["llm"],
+)
 def test_preempted_and_resumed_equals_uninterrupted(assert_same, driver, prompts, params, prefix_cache):
     work = [(prompts[i], params) for i in range(6)]
     expected = [driver(prefix_cache=False).one(*item) for item in work]

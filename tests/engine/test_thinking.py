@@ -214,6 +214,7 @@ def test_thinking_closes_exactly_at_the_budget_and_the_answer_goes_on(llm, drive
         assert again.tokens == held.tokens[7 + len(closer) :]
 
 
+@pytest.mark.parametrize("llm", ["native", pytest.param("torch", marks=pytest.mark.slow)], indirect=True)
 def test_limited_answers_are_the_same_alone_and_together_cached_preempted_and_as_samples(llm, driver, prompt):
     asked = [limited(llm, tokens, replace(SEEDED, seed=tokens)) for tokens in (0, 2, 5, 11)]
     alone = [driver().one(prompt, params).tokens for params in asked]

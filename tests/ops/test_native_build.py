@@ -24,7 +24,7 @@ from ridgeline.ops.cpu import library
 
 pytest.importorskip("scikit_build_core", reason="the build backend is installed by make")
 
-CHECKOUT = Path(__file__).parents[1]
+CHECKOUT = Path(__file__).parents[2]
 BUILD = "import sys; from scikit_build_core import build; print(getattr(build, sys.argv[1])(sys.argv[2], {}))"
 ONE_ISA = [f"RL_COMPILES_{isa}=OFF" for isa in ("avx2", "avx512vnni", "avx512", "amx")]
 QUICK = {
