@@ -12,45 +12,48 @@ from html import escape
 from typing import Any
 
 from ridgeline import __version__
+from ridgeline.console.assets import design_tokens
 from ridgeline.lab.charts import STYLE as CHART_STYLE
 
 # No script, image or font from anywhere, even if something were not escaped.
 POLICY = "default-src 'none'; style-src 'unsafe-inline'; img-src data:"
 
+# Colours, type scale and spacing are the console's.
 STYLE = (
-    """\
-:root { color-scheme: light dark; --ink: #1c2430; --faint: #5d6878; --line: #dde2e8; --paper: #ffffff;
-  --panel: #f6f8fa; --good: #12805c; --alarm: #c0221f; --alarm-paper: #fdecea; --note-paper: #fff7e0; }
-@media (prefers-color-scheme: dark) { :root { --ink: #e4e8ee; --faint: #9aa5b4; --line: #2c343f;
-  --paper: #14181e; --panel: #1b2129; --good: #4cc79a; --alarm: #ff7b72; --alarm-paper: #3a1715;
-  --note-paper: #33290f; } }
+    design_tokens()
+    + """\
 * { box-sizing: border-box; }
-body { margin: 0 auto; padding: 24px 20px 60px; max-width: 1080px; background: var(--paper);
-  color: var(--ink); font: 14px/1.5 system-ui, -apple-system, "Segoe UI", sans-serif; }
-h1 { font-size: 22px; margin: 0 0 2px; } h2 { font-size: 16px; margin: 32px 0 8px; }
-pre { margin: 0; font-size: 12.5px; white-space: pre-wrap; overflow-wrap: anywhere; }
-p { margin: 6px 0; } .faint, .faint a { color: var(--faint); } code { font-size: 12.5px; }
-.banner { border-left: 5px solid var(--alarm); background: var(--alarm-paper); padding: 10px 14px;
-  margin: 14px 0; border-radius: 4px; } .banner strong { color: var(--alarm); font-size: 16px; }
-.banner ul { margin: 4px 0 0; padding-left: 20px; }
-.note { border-left: 5px solid #c79a1b; background: var(--note-paper); padding: 8px 14px; margin: 12px 0;
-  border-radius: 4px; } .note ul { margin: 0; padding-left: 18px; }
-.scroll { overflow-x: auto; } table { border-collapse: collapse; font-variant-numeric: tabular-nums; }
-table { margin: 6px 0 10px; } th, td { padding: 4px 12px 4px 0; border-bottom: 1px solid var(--line);
+body { margin: 0 auto; padding: var(--s6) var(--s5) var(--s7); max-width: 1120px; background: var(--paper);
+  color: var(--ink); font: var(--t-body)/1.5 var(--sans); font-variant-numeric: tabular-nums; }
+h1, h2 { font-weight: 600; letter-spacing: -.01em; line-height: 1.25; }
+h1 { font-size: var(--t-title); margin: 0 0 var(--s1); }
+h2 { font-size: var(--t-lead); margin: var(--s7) 0 var(--s3); }
+p { margin: var(--s2) 0; } a { color: var(--accent); } .faint, .faint a { color: var(--faint); }
+code { font: 12.5px var(--mono); }
+.banner, .note { padding: var(--s3) var(--s4); margin: var(--s4) 0; border-radius: var(--round); }
+.banner { background: var(--alarm-wash); } .banner strong { color: var(--alarm); font-size: var(--t-lead); }
+.banner ul { margin: var(--s1) 0 0; padding-left: 20px; }
+.note { background: var(--warn-wash); } .note ul { margin: 0; padding-left: 18px; }
+.scroll { overflow-x: auto; } table { border-collapse: collapse; margin: var(--s2) 0 var(--s3); }
+th, td { padding: var(--s2) var(--s4) var(--s2) 0; border-bottom: 1px solid var(--line);
   text-align: right; vertical-align: top; white-space: nowrap; }
-th:first-child, td:first-child { text-align: left; } th { color: var(--faint); font-weight: 600; }
+th:first-child, td:first-child { text-align: left; }
+th { color: var(--faint); font-size: var(--t-small); font-weight: 500; }
 td.words, th.words { text-align: left; white-space: normal; overflow-wrap: anywhere; min-width: 13em; }
 td:first-child small { white-space: normal; display: inline-block; max-width: min(36em, 45vw); }
 td small, th small { font-weight: 400; color: var(--faint); } [title] { cursor: help; }
 td[title], th[title] { text-decoration: underline dotted var(--line); text-underline-offset: 3px; }
 .good { color: var(--good); } .bad { color: var(--alarm); }
-.tiles { display: flex; flex-wrap: wrap; gap: 10px; margin: 14px 0; }
-.tile { background: var(--panel); border-radius: 6px; padding: 8px 14px; min-width: 120px; }
-.tile b { display: block; font-size: 20px; font-weight: 600; }
-.tile span { color: var(--faint); font-size: 12px; }
+.tiles { display: grid; grid-template-columns: repeat(auto-fill, minmax(150px, 1fr)); gap: var(--s3);
+  margin: var(--s5) 0; }
+.tile { background: var(--panel); border: 1px solid var(--line); border-radius: var(--round);
+  padding: var(--s4); }
+.tile b { display: block; font-size: var(--t-title); font-weight: 600; letter-spacing: -.01em; }
+.tile span { color: var(--faint); font-size: var(--t-small); }
 .charts { display: grid; grid-template-columns: repeat(auto-fit, minmax(min(460px, 100%), 1fr));
-  gap: 18px 22px; }
-.wide { grid-column: 1 / -1; } footer { margin-top: 40px; color: var(--faint); font-size: 12px; }
+  gap: var(--s5); }
+.wide { grid-column: 1 / -1; }
+footer { margin-top: var(--s7); color: var(--faint); font-size: var(--t-small); }
 @media print { body { max-width: none; } .charts > * { break-inside: avoid; } }
 """
     + CHART_STYLE

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -92,3 +93,13 @@ def tab_of(browser: Any, base_url: str, **options: Any) -> Iterator[Tab]:
         tab.check()
     finally:
         context.close()
+
+
+def until(page: Any, script: str, wanted: Any) -> None:
+    """Wait until a script gives this value. Playwright's own way evaluates text, which the page forbids."""
+    end, found = time.monotonic() + PATIENCE_S, None
+    while time.monotonic() < end:
+        if (found := page.evaluate(script)) == wanted:
+            return
+        page.wait_for_timeout(50)
+    pytest.fail(f"{script} gives {found!r}, not {wanted!r}")

@@ -4,12 +4,15 @@ import { render } from "preact";
 import { useEffect, useRef, useState } from "preact/hooks";
 import { info, key, onKey, setKey } from "console/api.js";
 import { feed } from "console/events.js";
-import { Dialog, Field, Notice, html, icons } from "console/ui.js";
+import { Dialog, Empty, Field, Notice, html, icons } from "console/ui.js";
 
 const PAGES = {
   chat: { title: "Chat", load: () => import("console/pages/chat.js") },
   live: { title: "Live", topics: ["metrics"], load: () => import("console/pages/live.js") },
   requests: { title: "Requests", topics: ["requests"], load: () => import("console/pages/requests.js") },
+  fleet: { title: "Fleet", topics: ["fleet"], load: () => import("console/pages/fleet.js") },
+  keys: { title: "Keys", load: () => import("console/pages/keys.js") },
+  spend: { title: "Spend", load: () => import("console/pages/spend.js") },
   lab: { title: "Lab", load: () => import("console/pages/lab.js") },
 };
 
@@ -83,6 +86,7 @@ function App() {
   const [asksKey, setAsksKey] = useState(info.needs_key && !key());
   const [keyTurn, setKeyTurn] = useState(0);
   const status = useHeard("status", feed.status);
+  const isLocked = info.needs_key && !key() && page !== "chat";
 
   useEffect(() => {
     const change = () => setPage(opened());
@@ -117,7 +121,7 @@ function App() {
       </header>
       <main id="main" tabindex="-1" data-page=${page}>
         ${status.state === "lost" && html`<${Notice} tone="alarm"><strong>Not connected:</strong> ${status.why}. What is shown is from before; the page reconnects by itself.<//>`}
-        ${failed ? html`<${Notice} tone="alarm">${failed}<//>` : body.page === page && html`<${body.Page} key=${`${page}${keyTurn}`} askKey=${() => setAsksKey(true)} />`}
+        ${isLocked ? html`<div class="view"><h1>${PAGES[page].title}</h1><${Empty} title=${`${info.key_name} needed`}><button type="button" class="primary" onClick=${() => setAsksKey(true)}>Enter the key</button><//></div>` : failed ? html`<${Notice} tone="alarm">${failed}<//>` : body.page === page && html`<${body.Page} key=${`${page}${keyTurn}`} askKey=${() => setAsksKey(true)} />`}
       </main>
     </div>
     ${asksKey && html`<${KeyDialog} onClose=${() => setAsksKey(false)} />`}`;

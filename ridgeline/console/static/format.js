@@ -25,14 +25,12 @@ export function bytes(value) {
   return `${step && value < 100 ? value.toFixed(1) : Math.round(value)} ${units[step]}`;
 }
 
-// Exact: picodollars come as whole numbers, and no digit is rounded away before the sixth.
-export function dollars(pusd) {
-  if (pusd == null) return "–";
-  const micro = BigInt(pusd) / 1_000_000n;
-  const sign = micro < 0n ? "-" : "";
-  const text = (micro < 0n ? -micro : micro).toString().padStart(7, "0");
-  const cents = text.slice(-6).replace(/0{1,4}$/, "");
-  return `${sign}$${whole.format(BigInt(text.slice(0, -6)))}.${cents}`;
+// From the ledger's exact text; digits after the sixth are left out, never rounded up.
+export function dollars(text) {
+  if (text == null) return "–";
+  const [before, after = ""] = text.replace("-", "").split(".");
+  const part = after.slice(0, 6).replace(/0+$/, "").padEnd(2, "0");
+  return `${text.startsWith("-") ? "-" : ""}$${whole.format(BigInt(before))}.${part}`;
 }
 
 export const clock = (at) => new Date(at).toLocaleTimeString([], { hour12: false });

@@ -28,7 +28,7 @@ from ridgeline.gateway.errors import BadRequest, NotFound
 
 __all__ = ["csv_of", "report_of", "usage_reader", "usage_routes"]
 
-_PARAMETERS = ("by", "since", "until", "format", *FILTERS)
+_PARAMETERS = ("by", "since", "until", "zone", "format", *FILTERS)
 
 
 def usage_routes(reader: LedgerReader) -> Sequence[BaseRoute]:
@@ -88,7 +88,9 @@ def _query(request: Request) -> UsageQuery:
         raise BadRequest("format: must be json or csv", param="format")
     only = {name: given[name] for name in FILTERS if name in given}
     try:
-        return usage_query(given.get("by", "key"), given.get("since"), given.get("until"), only)
+        return usage_query(
+            given.get("by", "key"), given.get("since"), given.get("until"), only, given.get("zone")
+        )
     except LedgerError as error:
         raise BadRequest(str(error), param=str(error).partition(":")[0]) from None
 

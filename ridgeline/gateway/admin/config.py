@@ -12,6 +12,7 @@ from ridgeline.options import OptionError, option
 class AdminConfig:
     host: str = option("127.0.0.1", "address for the admin API, separate from the gateway's")
     port: int = option(8081, "port of the admin API")
+    console: bool = option(True, "serve the web console at /console of the admin port")
     ssl_certfile: Path | None = option(
         None,
         "PEM file of the certificate and its chain, to serve it over https; reloaded when it changes",

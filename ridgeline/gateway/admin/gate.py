@@ -1,6 +1,7 @@
 """Gate: checks the key and content type of every request to the admin API, and shapes its errors.
 
-No route is reached without an admin key, except /health (which reveals nothing) and, if configured, /metrics.
+No route is reached without an admin key, except /health and the console's page and files (which reveal
+nothing) and, if configured, /metrics.
 The Host header, cookies and forwarded addresses are never read.
 """
 
@@ -18,6 +19,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from ridgeline.console import responses as console
 from ridgeline.gateway.admin.config import AdminConfig
 from ridgeline.gateway.admin.credentials import AdminKeys
 from ridgeline.gateway.errors import BadRequest, GatewayError, Limited, Unauthorized
@@ -52,17 +54,20 @@ class Gate:
         if scope["type"] != "http":
             return  # the listener serves only HTTP
         begun = False
+        # The page and its files hold no data; they say themselves how they may be cached.
+        is_console = scope["method"] in SAFE and console.is_open(scope["path"])
 
         async def send_marked(message: Message) -> None:
             nonlocal begun
             if message["type"] == "http.response.start":
                 begun = True
                 # Answers may hold a secret: keep them out of browser caches and frames.
-                message["headers"] = [*message["headers"], *_HEADERS]
+                if not is_console:
+                    message["headers"] = [*message["headers"], *_HEADERS]
             await send(message)
 
         try:
-            if not (scope["path"] in self._open and scope["method"] in SAFE):
+            if not (is_console or (scope["path"] in self._open and scope["method"] in SAFE)):
                 await self._admit(scope)
             scope["app"] = self._app  # makes the router raise instead of answering
             await self._app(scope, receive, send_marked)

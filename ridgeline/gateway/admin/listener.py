@@ -11,6 +11,7 @@ from typing import Any
 
 from ridgeline.gateway.accounting.admin_endpoints import usage_reader, usage_routes
 from ridgeline.gateway.admin.app import admin_app
+from ridgeline.gateway.admin.console import console_routes
 from ridgeline.gateway.admin.credentials import AdminKeys, key_file
 from ridgeline.gateway.pipeline.endpoints import NAMES
 from ridgeline.gateway.settings import GatewaySettings
@@ -66,7 +67,7 @@ class AdminListener:
             metrics=self._metrics,
             reload=self._reload,
             settled=self._settled,
-            extra_routes=usage_routes(self._reader),
+            extra_routes=[*usage_routes(self._reader), *(console_routes() if settings.admin.console else [])],
         )
         host, port = listener.getsockname()[:2]
         scheme = "http" if settings.admin.ssl_certfile is None else "https"

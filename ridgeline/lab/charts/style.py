@@ -6,11 +6,11 @@ COLOURS = 7  # then they repeat
 
 # Each set has the lightness of text on its background; neighbours differ for colour-blind readers too.
 STYLE = """\
-.chart { --ink: #1c2430; --faint: #5d6878; --grid: #e2e6eb; --paper: #ffffff; --alarm: #c0221f;
-  --c0: #0b66b8; --c1: #cf5300; --c2: #12805c; --c3: #a8438c; --c4: #8a6d00; --c5: #4757c7; --c6: #5f6b7a; }
-@media (prefers-color-scheme: dark) { .chart { --ink: #e4e8ee; --faint: #9aa5b4; --grid: #2c343f;
-  --paper: #14181e; --alarm: #ff7b72;
-  --c0: #5aaef2; --c1: #ff9248; --c2: #4cc79a; --c3: #e58acb; --c4: #d9b938; --c5: #99a5ff; --c6: #a9b4c2; } }
+.chart { --ink: #1a1c1f; --faint: #5d6168; --grid: #e2e0db; --paper: #faf9f7; --alarm: #b3261e;
+  --c0: #0b6e66; --c1: #cf5300; --c2: #0b66b8; --c3: #a8438c; --c4: #8a6d00; --c5: #4757c7; --c6: #5f6b7a; }
+@media (prefers-color-scheme: dark) { .chart { --ink: #e8e9ea; --faint: #9aa0a8; --grid: #2a2e33;
+  --paper: #101214; --alarm: #ff8d84;
+  --c0: #55cdbf; --c1: #ff9248; --c2: #5aaef2; --c3: #e58acb; --c4: #d9b938; --c5: #99a5ff; --c6: #a9b4c2; } }
 .chart { display: block; width: 100%; height: auto; font: 11px system-ui, sans-serif; }
 .chart text { fill: var(--faint); } .chart .title { fill: var(--ink); font-size: 13px; font-weight: 600; }
 .chart .mark-label { fill: var(--ink); font-size: 10.5px; paint-order: stroke; stroke: var(--paper);

@@ -72,6 +72,21 @@ def test_groups_add_up_to_the_whole(
     assert total(lines) == whole
 
 
+def test_days_of_a_zone_hold_its_own_rows_and_add_up_to_the_whole(store: LedgerStore) -> None:
+    query = usage_query("day", "1970-01-01", "1970-01-04", {}, "America/Los_Angeles")
+    lines = Reports(store).usage(query)
+    found = {line.group["day"]: line.requests for line in lines}
+    assert found == {"1970-01-01": 2, "1970-01-02": 2, "1970-01-03": 1}  # eight hours behind UTC
+    assert total(lines) == Reports(store).usage(UsageQuery())[0]
+
+
+def test_days_with_a_change_of_clocks_have_23_and_25_hours() -> None:
+    days = dict(usage_query("day", "2026-03-28", "2026-10-26", {}, "Europe/Berlin").days)
+    assert days["2026-03-29"] - days["2026-03-28"] == 23 * 3_600_000
+    assert days["2026-10-25"] - days["2026-10-24"] == 25 * 3_600_000
+    assert list(days)[-1] == "2026-10-26"
+
+
 def test_times_and_names_choose_rows(store: LedgerStore) -> None:
     def count(since: str | None, until: str | None, **only: str) -> int:
         (line,) = Reports(store).usage(usage_query("", since, until, only))
@@ -111,6 +126,20 @@ def test_rows_that_wait_in_files_are_counted_once(store: LedgerStore, tmp_path: 
 def test_words_that_mean_nothing_are_named(words: tuple[str, str | None, str | None], names: str) -> None:
     with pytest.raises(LedgerError, match=f"^{names}: "):
         usage_query(*words, {})
+
+
+@pytest.mark.parametrize(
+    ("zone", "since", "names"),
+    [
+        ("Mars/Olympus", "2026-01-01", "zone"),
+        ("../etc/passwd", "2026-01-01", "zone"),
+        ("Asia/Tokyo", None, "since"),
+        ("Asia/Tokyo", "2020-01-01", "since"),
+    ],
+)
+def test_a_zone_is_checked(zone: str, since: str | None, names: str) -> None:
+    with pytest.raises(LedgerError, match=f"^{names}: "):
+        usage_query("day", since, None, {}, zone)
 
 
 def test_dollars_are_written_to_the_last_picodollar() -> None:

@@ -15,7 +15,9 @@ from starlette.responses import Response, StreamingResponse
 from starlette.routing import Route, Router
 from starlette.types import ASGIApp, Receive, Scope, Send
 
+from ridgeline.console import responses as console
 from ridgeline.fleet.controller.api.commands import CommandRefused, Commands
+from ridgeline.fleet.controller.api.console import FleetConsole
 from ridgeline.fleet.messages import Demand
 from ridgeline.storage.errors import StorageError
 
@@ -30,7 +32,9 @@ class BadBody(Exception):
 
 
 def control_app(commands: Commands, token: str = "") -> ASGIApp:
-    """token: the bearer key that every request needs; empty on the local socket."""
+    """token: the bearer key that every request needs, but for the console's page and files; empty on the
+    local socket, which no browser reaches.
+    """
     api = _Api(commands)
     routes = [
         Route("/health", api.health, methods=["GET"]),
@@ -45,8 +49,9 @@ def control_app(commands: Commands, token: str = "") -> ASGIApp:
             for verb in ("scale", "roll", "drain", "down")
         ),
     ]
-    router = Router(routes)
-    return _WithToken(router, token) if token else router
+    if not token:
+        return Router(routes)
+    return _WithToken(Router([*routes, *FleetConsole(commands).routes()]), token)
 
 
 class _WithToken:
@@ -55,7 +60,8 @@ class _WithToken:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         given = dict(scope.get("headers", ())).get(b"authorization", b"")
-        if scope["type"] == "http" and not hmac.compare_digest(given, self._expected):
+        is_open = scope["type"] == "http" and console.is_open(scope["path"])
+        if scope["type"] == "http" and not is_open and not hmac.compare_digest(given, self._expected):
             refusal = _error(401, "send the control token as a bearer key")
             await refusal(scope, receive, send)
             return

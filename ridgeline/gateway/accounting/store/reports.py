@@ -9,8 +9,9 @@ import re
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, datetime, timedelta, tzinfo
 from pathlib import Path
+from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 
 import msgspec
 
@@ -32,6 +33,7 @@ GROUPS = {
 }
 FILTERS = {"key": "key_id", "team": "team_id", "model": "model", "upstream": "upstream"}
 MAX_LINES = 10_000
+MAX_DAYS = 400  # of a zone, in one report
 PUSD_PER_USD = 10**12
 
 _DAY_MS = 86_400_000
@@ -86,6 +88,7 @@ class UsageQuery:
     since_ms: int = 0
     until_ms: int = _END_OF_TIME_MS
     only: tuple[tuple[str, str], ...] = ()  # (a name of FILTERS, what it must be)
+    days: tuple[tuple[str, int], ...] = ()  # a zone's days and their ends; empty: days of UTC
 
 
 class Reports:
@@ -94,7 +97,7 @@ class Reports:
 
     def usage(self, query: UsageQuery) -> list[UsageLine]:
         """A line per group, in order; at most MAX_LINES."""
-        groups = [GROUPS[name] for name in query.by]
+        groups = [_day_of(query.days) if name == "day" and query.days else GROUPS[name] for name in query.by]
         where = ["at_ms >= ?", "at_ms < ?"]
         values: list[Value] = [query.since_ms, query.until_ms]
         for name, wanted in query.only:
@@ -104,7 +107,7 @@ class Reports:
         if groups:
             places = ", ".join(str(number + 1) for number in range(len(groups)))
             statement += f" GROUP BY {places} ORDER BY {places} LIMIT {MAX_LINES}"
-        return [_line(query.by, row) for row in self._store.query(statement, values)]
+        return [_line(query, row) for row in self._store.query(statement, values)]
 
     def spent(self, kind: str, id: str, since_ms: int) -> int:
         """Picodollars of a key, team or model since then."""
@@ -146,14 +149,52 @@ def usd(pusd: int) -> str:
     return f"{sign}{whole}.{part:012d}".rstrip("0").removesuffix(".")
 
 
-def usage_query(by: str, since: str | None, until: str | None, only: Mapping[str, str]) -> UsageQuery:
-    """Parses the user's words; LedgerError begins with the name of the wrong one."""
-    return UsageQuery(
-        _groups(by),
-        0 if not since else _moment_ms("since", since),
-        _END_OF_TIME_MS if not until else _moment_ms("until", until),
-        tuple(only.items()),
-    )
+def usage_query(
+    by: str, since: str | None, until: str | None, only: Mapping[str, str], zone: str | None = None
+) -> UsageQuery:
+    """Parses the user's words; LedgerError begins with the name of the wrong one.
+
+    zone: whose days are meant by dates and summed by `day`, such as Europe/Berlin; default: UTC
+    """
+    place = UTC if not zone else _zone(zone)
+    since_ms = 0 if not since else _moment_ms("since", since, place)
+    until_ms = _END_OF_TIME_MS if not until else _moment_ms("until", until, place)
+    groups = _groups(by)
+    days: tuple[tuple[str, int], ...] = ()
+    if zone and "day" in groups:
+        if not since:
+            raise LedgerError(
+                f"since: give the first day, at most {MAX_DAYS} days ago, to sum by days of a zone"
+            )
+        days = _days(since_ms, min(until_ms, int(time.time() * 1000) + _DAY_MS), place)
+    return UsageQuery(groups, since_ms, until_ms, tuple(only.items()), days)
+
+
+def _zone(name: str) -> tzinfo:
+    try:
+        return ZoneInfo(name)
+    except (ValueError, OSError, ZoneInfoNotFoundError):
+        raise LedgerError(f"zone: {name[:60]!r} is not a time zone such as Europe/Berlin") from None
+
+
+def _days(since_ms: int, until_ms: int, zone: tzinfo) -> tuple[tuple[str, int], ...]:
+    """Each day of the zone in this time, and its end: the next midnight there, 23 to 25 hours later."""
+    day = datetime.fromtimestamp(since_ms / 1000, zone).date()
+    found: list[tuple[str, int]] = []
+    while not found or found[-1][1] < until_ms:
+        if len(found) == MAX_DAYS:
+            raise LedgerError(f"since: more than {MAX_DAYS} days are not summed by days of a zone")
+        after = day + timedelta(days=1)
+        midnight = datetime(after.year, after.month, after.day, tzinfo=zone)
+        found.append((day.isoformat(), int(midnight.timestamp() * 1000)))
+        day = after
+    return tuple(found)
+
+
+def _day_of(days: tuple[tuple[str, int], ...]) -> str:
+    """SQL for a row's place in `days`."""
+    ends = " ".join(f"WHEN at_ms < {end} THEN {place}" for place, (_, end) in enumerate(days))
+    return f"CASE {ends} ELSE {len(days) - 1} END"
 
 
 def _groups(text: str) -> tuple[str, ...]:
@@ -166,15 +207,15 @@ def _groups(text: str) -> tuple[str, ...]:
     return names
 
 
-def _moment_ms(name: str, text: str) -> int:
-    """2026-11-15 (UTC; as an end, that whole day), 2026-11-15T08:00+01:00, or an age: 36h, 7d."""
+def _moment_ms(name: str, text: str, zone: tzinfo = UTC) -> int:
+    """2026-11-15 (of the zone; as an end, that whole day), 2026-11-15T08:00+01:00, or an age: 36h, 7d."""
     age = re.fullmatch(r"(\d{1,5})([hd])", text)
     if age:
         return int((time.time() - int(age[1]) * (3600 if age[2] == "h" else 86400)) * 1000)
     try:
         moment = datetime.fromisoformat(text)
         if moment.tzinfo is None:
-            moment = moment.replace(tzinfo=UTC)
+            moment = moment.replace(tzinfo=zone)
         if name == "until" and re.fullmatch(r"\d{4}-?\d{2}-?\d{2}", text):
             moment += timedelta(days=1)
         return int(moment.timestamp() * 1000)
@@ -183,15 +224,18 @@ def _moment_ms(name: str, text: str) -> int:
         raise LedgerError(message) from None
 
 
-def _line(by: tuple[str, ...], row: Row) -> UsageLine:
-    group = {name: _shown(name, value) for name, value in zip(by, row, strict=False)}
+def _line(query: UsageQuery, row: Row) -> UsageLine:
+    by = query.by
+    group = {name: _shown(name, value, query.days) for name, value in zip(by, row, strict=False)}
     *counts, high, low = (int(value or 0) for value in row[len(by) :])
     pusd = high * _HALF + low
     named = dict(zip(_COUNTED, counts, strict=True))
     return UsageLine(group=group, cost_pusd=pusd, cost_usd=usd(pusd), **named)
 
 
-def _shown(name: str, value: str | int) -> str:
+def _shown(name: str, value: str | int, days: tuple[tuple[str, int], ...]) -> str:
+    if name == "day" and days:
+        return days[int(value)][0]
     if name == "day":
         return datetime.fromtimestamp(int(value) * _DAY_MS / 1000, UTC).strftime("%Y-%m-%d")
     return str(value)

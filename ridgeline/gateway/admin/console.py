@@ -1,0 +1,35 @@
+"""The console on the admin listener: Spend and Keys, over the admin API with the administrator's key."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import BaseRoute, Route
+
+from ridgeline.console import responses
+from ridgeline.console.assets import ASSETS, PATH, ConsoleInfo
+from ridgeline.gateway.errors import NotFound
+
+INFO = ConsoleInfo(
+    kind="gateway", pages=("spend", "keys"), needs_key=True, key_name="Admin key", events=False
+)
+
+
+def console_routes() -> Sequence[BaseRoute]:
+    return [
+        Route(PATH, _page, methods=["GET"]),
+        Route(ASSETS + "{name}", _asset, methods=["GET"]),
+    ]
+
+
+async def _page(request: Request) -> Response:
+    return responses.page(INFO)
+
+
+async def _asset(request: Request) -> Response:
+    found = responses.asset(request, request.path_params["name"])
+    if found is None:
+        raise NotFound("no file of the console has this name; reload the page")
+    return found
