@@ -72,6 +72,7 @@ function Timeline({ records, spanMs, isPaused, chosen, choose }) {
   useEffect(() => {
     let frame;
     const draw = () => {
+      if (!canvas.current) return; // the page was left within this frame
       const now = state.current.heldAt ?? Date.now();
       state.current.rows = layout(state.current.records, now - state.current.spanMs, now);
       drawTimeline(canvas.current, state.current.rows, now - state.current.spanMs, now, state.current.chosen?.id);
