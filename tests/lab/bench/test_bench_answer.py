@@ -105,12 +105,13 @@ async def test_reasoning_counts_as_output_and_is_not_visible() -> None:
                 "usage": {
                     "prompt_tokens": 4,
                     "completion_tokens": 1,
-                    "timing": [{"queue_ms": 1, "ttft_ms": 2}],
+                    "timing": [{"queue_ms": 1, "ttft_ms": 2, "drafted_tokens": 9, "accepted_tokens": 4}],
                 }
             },
-            (1.0, 2.0, None),
+            (1.0, 2.0, None, 9, 4),
         ),
-        ({"timings": {"prompt_ms": 5.0, "predicted_ms": 7.0, "cache_n": 3}}, (None, 5.0, 12.0)),
+        ({"timings": {"prompt_ms": 5.0, "predicted_ms": 7.0, "cache_n": 3}}, (None, 5.0, 12.0, None, None)),
+        ({"timings": {"draft_n": 8, "draft_n_accepted": 3}}, (None, None, None, 8, 3)),
     ],
 )
 async def test_a_servers_own_timings_are_kept(more: dict[str, Any], expected: tuple[Any, ...]) -> None:
@@ -122,7 +123,8 @@ async def test_a_servers_own_timings_are_kept(more: dict[str, Any], expected: tu
 
     server = (await sent_to(timed)).server
     assert server is not None
-    assert (server.queue_ms, server.ttft_ms, server.inference_ms) == expected
+    times = (server.queue_ms, server.ttft_ms, server.inference_ms)
+    assert (*times, server.drafted_tokens, server.accepted_tokens) == expected
 
 
 async def test_an_answer_in_single_bytes_with_carriage_returns_is_read_all_the_same() -> None:

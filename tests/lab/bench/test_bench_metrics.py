@@ -83,7 +83,7 @@ def test_a_price_is_of_output_tokens_and_says_the_split() -> None:
 
 
 def test_every_metric_carries_its_formula() -> None:
-    timing = ServerTiming(1, 2, 3, 4)
+    timing = ServerTiming(1, 2, 3, 4, drafted_tokens=4, accepted_tokens=2)
     slo = parse_slo("ttft=400")
     metrics = summarize([answered(server=timing)], "closed", slo, client_cpu=0.1, usd_per_hour=1.0).metrics
     assert metrics.keys() == FORMULAS.keys()
@@ -143,6 +143,20 @@ def test_a_server_that_does_not_tell_of_its_cache_has_no_hit_rate_rather_than_no
     assert summarize([answered()], "closed").metrics["cache_hit"].value is None
     told = [answered(0, n_cached=25), answered(1, n_cached=0)]
     assert summarize(told, "closed").metrics["cache_hit"].value == pytest.approx(25 / 200)
+
+
+def test_speculation_has_figures_where_the_server_verified_guesses() -> None:
+    """6 tokens each: 5 after the first, of which 3 and 1 needed no step of their own."""
+    told = [
+        answered(0, server=ServerTiming(drafted_tokens=4, accepted_tokens=3)),
+        answered(1, server=ServerTiming(drafted_tokens=6, accepted_tokens=1)),
+    ]
+    metrics = summarize(told, "closed").metrics
+    assert metrics["draft_acceptance"].value == pytest.approx(4 / 10)
+    assert metrics["tokens_per_step"].value == pytest.approx(10 / 6)
+    off = summarize([answered(server=ServerTiming(drafted_tokens=0, accepted_tokens=0))], "closed").metrics
+    assert "tokens_per_step" not in off
+    assert "draft_acceptance" not in summarize([answered()], "closed").metrics
 
 
 def test_warm_up_requests_are_counted_and_in_no_metric() -> None:

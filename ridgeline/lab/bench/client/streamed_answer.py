@@ -47,6 +47,8 @@ class _LlamaTimings(msgspec.Struct):
     predicted_ms: float | None = None
     predicted_per_token_ms: float | None = None
     cache_n: int | None = None
+    draft_n: int | None = None
+    draft_n_accepted: int | None = None
 
 
 class _Event(msgspec.Struct):
@@ -211,7 +213,13 @@ class StreamedAnswer:
             return None
         prompt_ms, predicted_ms = self._llama.prompt_ms, self._llama.predicted_ms
         whole = None if prompt_ms is None or predicted_ms is None else prompt_ms + predicted_ms
-        return ServerTiming(ttft_ms=prompt_ms, tpot_ms=self._llama.predicted_per_token_ms, inference_ms=whole)
+        return ServerTiming(
+            ttft_ms=prompt_ms,
+            tpot_ms=self._llama.predicted_per_token_ms,
+            inference_ms=whole,
+            drafted_tokens=self._llama.draft_n,
+            accepted_tokens=self._llama.draft_n_accepted,
+        )
 
 
 def error_message(error: Any) -> str:

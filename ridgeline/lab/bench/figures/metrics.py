@@ -45,6 +45,8 @@ FORMULAS = {
     "goodput_per_s": "answers inside every limit of the SLO / window, counted as requests_per_s",
     "attainment": "answers inside every limit of the SLO / all requests offered; failures are bad",
     "cache_hit": "Σ cached prompt tokens / Σ prompt tokens; none if the server does not report them",
+    "draft_acceptance": "Σ guessed tokens that were right / Σ guessed tokens that the server verified",
+    "tokens_per_step": "Σ output tokens after the first / Σ steps they took: those tokens − accepted guesses",
     "failures": "requests that failed or ran out of time / all requests offered",
     "concurrency_mean": "∫ requests between t_send and t_end over the steady window / window",
     "concurrency_peak": "most requests between t_send and t_end at once",
@@ -114,7 +116,7 @@ def summarize(
     window = steady_window(offered)
     metrics = _latencies(ok, failed=len(offered) - len(ok))
     metrics |= _rates(ok, window, mode)
-    metrics |= _shares(ok, len(offered))
+    metrics |= _shares(ok, len(offered)) | _speculation(ok)
     good = [record for record in ok if slo is None or meets(record, slo, mode)]
     if slo is not None:
         metrics |= _goodput(good, len(offered), window, mode)
@@ -317,6 +319,17 @@ def _shares(ok: list[RequestRecord], offered: int) -> dict[str, Metric]:
             high=high,
         ),
     }
+
+
+def _speculation(ok: list[RequestRecord]) -> dict[str, Metric]:
+    """Absent if the server reports no guesses."""
+    told = [(record.n_out - 1, record.server) for record in ok if record.server and record.n_out]
+    drafted = sum(server.drafted_tokens or 0 for _, server in told)
+    if not drafted:
+        return {}
+    accepted, later = sum(server.accepted_tokens or 0 for _, server in told), sum(n for n, _ in told)
+    values = {"draft_acceptance": accepted / drafted, "tokens_per_step": later / max(1, later - accepted)}
+    return {name: Metric(name, "", FORMULAS[name], n=len(told), value=each) for name, each in values.items()}
 
 
 def _goodput(good: list[RequestRecord], offered: int, window: Window, mode: Mode) -> dict[str, Metric]:

@@ -18,12 +18,14 @@ SplitBy = Literal["usage", "one_each", "spread"]
 
 
 class ServerTiming(msgspec.Struct, frozen=True, omit_defaults=True):
-    """The server's own timings, in milliseconds; None if not reported."""
+    """The server's own timings, in milliseconds, and its speculation; None if not reported."""
 
     queue_ms: float | None = None
     ttft_ms: float | None = None
     tpot_ms: float | None = None
     inference_ms: float | None = None
+    drafted_tokens: int | None = None  # guesses that it verified
+    accepted_tokens: int | None = None  # those that were right
 
 
 class RequestRecord(msgspec.Struct, frozen=True, omit_defaults=True):

@@ -37,6 +37,8 @@ SHARES = (
     "attainment",
     "failures",
     "cache_hit",
+    "draft_acceptance",
+    "tokens_per_step",
     "usd_per_mtok",
     "concurrency_mean",
     "concurrency_peak",
@@ -55,7 +57,7 @@ LABELS = {
     "attainment": "of requests within the SLO",
     "failures": "of requests failed",
 }
-AS_PERCENT = ("attainment", "failures", "cache_hit")
+AS_PERCENT = ("attainment", "failures", "cache_hit", "draft_acceptance")
 
 
 def report_page(result: BenchResult) -> str:

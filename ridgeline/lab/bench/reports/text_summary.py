@@ -14,7 +14,7 @@ from ridgeline.lab.bench.figures.validity import Validity
 COLUMNS = ("p50", "p90", "p95", "p99")
 MOMENTS = ("mean", "std", "min", "max")
 _WIDE, _NAME = 23, 22
-_PERCENT = ("attainment", "cache_hit", "failures")
+_PERCENT = ("attainment", "cache_hit", "draft_acceptance", "failures")
 
 
 def text_of(result: BenchResult) -> str:
