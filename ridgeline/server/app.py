@@ -49,6 +49,7 @@ from ridgeline.server.replica import endpoints as replica
 from ridgeline.server.replica import file_endpoints as replica_files
 from ridgeline.server.responses_api import endpoints as responses
 from ridgeline.server.served_models import Model, ServedModels
+from ridgeline.server.vector_stores import endpoints as vector_stores
 from ridgeline.server.vectors import endpoints as vectors
 
 CHAT_EXAMPLE = {"messages": [{"role": "user", "content": "What is the capital of France?"}], "max_tokens": 20}
@@ -152,6 +153,7 @@ ENDPOINTS = [
 ENDPOINTS += batches.ENDPOINTS
 ENDPOINTS += responses.ENDPOINTS
 ENDPOINTS += console.ENDPOINTS
+ENDPOINTS += vector_stores.ENDPOINTS
 ENDPOINTS += self_description(ENDPOINTS)
 ROUTES = [endpoint.route() for endpoint in ENDPOINTS]
 

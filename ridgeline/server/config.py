@@ -29,7 +29,7 @@ class ServerConfig:
     )
     alias: tuple[str, ...] = option((), "NAME=MODEL: another name for a served model; may be repeated")
     state_dir: Path | None = option(
-        None, "directory for files, batches and responses; default: ~/.local/state/ridgeline/<port>"
+        None, "directory of files, batches, responses, vector stores; default ~/.local/state/ridgeline/<port>"
     )
     tool_parser: str | None = option(
         None,
@@ -64,6 +64,12 @@ class ServerConfig:
     )
     background_responses: int = option(
         256, "maximum number of background responses at a time; further ones get 429"
+    )
+    retrieval_wait_s: float = option(
+        10.0, "seconds that a search waits for files of its vector store that are still in progress"
+    )
+    file_search_tokens: int = option(
+        4096, "most tokens of found passages in a prompt of file_search; at most half of the model's context"
     )
     upload_timeout_s: float = option(60.0, "maximum seconds for a request body to arrive; then 408")
     max_head_bytes: int = option(

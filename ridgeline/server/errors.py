@@ -61,6 +61,7 @@ ErrorCode = Literal[
     "engine_died",
     "timeout",
     "not_resumable",
+    "in_progress",
 ]
 
 

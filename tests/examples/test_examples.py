@@ -104,6 +104,12 @@ def test_embeddings_search_ranks_the_river_first(server: LiveServer) -> None:
     assert len(others) == 3
 
 
+def test_file_search_finds_the_file_and_answers(server: LiveServer) -> None:
+    shown = run_example("file_search.py", RIDGELINE_URL=server.base_url)
+    assert shown.startswith("1.00 tea.md: Green tea is not oxidised. Black tea is fully oxidised.\n")
+    assert len(shown.splitlines()) >= 2  # the answer
+
+
 def test_python_api_answers_without_a_server(smollm2_path: Path) -> None:
     out = run_example("python_api.py")
     assert "'The capital of France is' -> ' Paris" in out

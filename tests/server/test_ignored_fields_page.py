@@ -57,7 +57,7 @@ def test_the_page_names_every_tool_that_is_not_offered() -> None:
     text = PAGE.read_text("utf-8")
     assert [kind for kind in NOT_OFFERED if f"`{kind}`" not in text] == []
     kinds = {tool.__struct_config__.tag for tool in ResponseTool.__args__}
-    assert kinds == {"function", "namespace", *NOT_OFFERED}
+    assert kinds == {"function", "namespace", "file_search", *NOT_OFFERED}
 
 
 if __name__ == "__main__":

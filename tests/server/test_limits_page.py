@@ -12,6 +12,7 @@ from typing import Any
 import msgspec
 
 from ridgeline.engine.grammar import keywords
+from ridgeline.retrieval import filters
 from ridgeline.server.answering import prompts
 from ridgeline.server.app import ENDPOINTS
 from ridgeline.server.batches import lines, multipart
@@ -39,6 +40,8 @@ ELSEWHERE = {
     "prompt": f"{TEXT}; {prompts.MAX_CHOICES} prompts times `n` in one request",
     "input": f"{TEXT}; {MAX_TEXTS} texts for embeddings",
     **dict.fromkeys(("query", "documents", "text_1", "text_2"), f"{TEXT}; {MAX_TEXTS} texts in one request"),
+    "filters": f"{filters.MAX_CONDITIONS} conditions, {filters.MAX_DEPTH} levels",
+    "queries": TEXT,
     "file": f"`--max-file-bytes`; {lines.MAX_LINES} lines for a batch",
 }
 

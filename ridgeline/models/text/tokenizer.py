@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import json
 import threading
-from collections.abc import Mapping, Sequence
+from array import array
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -25,6 +26,7 @@ from ridgeline.models.text.tokenizer_parts import TokenizerParts
 MAX_ID = 2**32 - 1
 SHORT_CHARACTERS = 4096  # about a millisecond of encoding
 PIECE_CHARACTERS = 16_384
+PARTS_AT_ONCE = 32  # of `encode_starts`; bounds the memory of a long text's offsets
 TOKENS_OF_A_CUT = 16  # more than a text gains when it is cut in the middle of a word
 MOST_TOKENS_OF_A_CHARACTER = 4  # its bytes in UTF-8
 
@@ -139,6 +141,29 @@ class Tokenizer:
             cut.append(CutText(self._backend.post_process(each).ids, tokens))
         return cut
 
+    def encode_starts(self, text: str) -> tuple[array[int], array[int]]:
+        """Token ids without special tokens, and the character at which each begins. For retrieval.
+
+        A long text is encoded in parts, on several threads, cut where a word ends.
+        """
+        ids, starts = array("i"), array("i")
+        parts = list(_parts_at_spaces(text, PIECE_CHARACTERS))
+        for first in range(0, len(parts), PARTS_AT_ONCE):
+            some = parts[first : first + PARTS_AT_ONCE]
+            encodings = self._backend.encode_batch(
+                [text[begin:end] for begin, end in some], add_special_tokens=False
+            )
+            for (begin, _), encoding in zip(some, encodings, strict=True):
+                ids.extend(encoding.ids)
+                starts.extend([begin + offset[0] for offset in encoding.offsets])
+        return ids, starts
+
+    def special_ends(self) -> tuple[list[int], list[int]]:
+        """The special tokens before and after the ids of one text."""
+        bare, whole = self.encode("a", add_special=False), self.encode("a")
+        at = next(i for i in range(len(whole)) if whole[i : i + len(bare)] == bare)
+        return whole[:at], whole[at + len(bare) :]
+
     def encode_pairs(self, pairs: Sequence[tuple[str, str]], longest: int) -> list[TextPair]:
         """Two texts in a cross-encoder's format; if a pair is too long, the longer text is cut."""
         room = max(longest - self._backend.num_special_tokens_to_add(True), 0)
@@ -235,6 +260,18 @@ class Tokenizer:
                 copy.encode_special_tokens = True
                 self._literal_backend = copy
             return self._literal_backend
+
+
+def _parts_at_spaces(text: str, longest: int) -> Iterator[tuple[int, int]]:
+    """Parts of at most `longest` characters, each up to a space where there is one."""
+    begin = 0
+    while begin < len(text):
+        end = begin + longest
+        if end < len(text):
+            newline, space = text.rfind("\n", begin, end), text.rfind(" ", begin, end)
+            end = max(newline, space) if max(newline, space) > begin else end
+        yield begin, min(end, len(text))
+        begin = end
 
 
 def _encoded(backend: tokenizers.Tokenizer, text: str, add_special: bool) -> list[int]:

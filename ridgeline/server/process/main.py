@@ -44,6 +44,7 @@ if TYPE_CHECKING:
 
     from ridgeline.server.batches.runner import BatchRunner
     from ridgeline.server.served_models import Model, ServedModels
+    from ridgeline.server.vector_stores.service import VectorStores
     from ridgeline.web.grpc.listener import GrpcServer
     from ridgeline.web.listener import HttpServer
 
@@ -181,9 +182,11 @@ async def _serve(
             _say_ready(models, _url(listener.getsockname(), server), rpc)
             set_state("ready")
             batches = await _resume_batches(served_models, app)
+            vector_stores = await _resume_ingest(served_models)
             await stop.wait()
             set_state("stopping")
             await batches.stop()  # first: no client waits for their lines, and they are sent again later
+            await vector_stores.pause()  # what is not done is in its journal
             await _drain(supervisors, server.drain_s)
         else:
             starting.cancel()
@@ -200,6 +203,7 @@ async def _serve(
             await serving
         if served_models is not None:
             await _finish_background_responses(served_models)
+            await _close_vector_stores(served_models)
             if served_models.recorder is not None:
                 served_models.recorder.close()
             if served_models.tracing is not None:
@@ -308,6 +312,21 @@ async def _resume_batches(served_models: ServedModels, app: ASGIApp) -> BatchRun
     runner = served_models.part(Batches).runner
     await runner.start(app, keys[0] if keys else None, max(in_flight, 1))
     return runner
+
+
+async def _resume_ingest(served_models: ServedModels) -> VectorStores:
+    """Go on with the files that the last server was making searchable."""
+    from ridgeline.server.vector_stores.service import VectorStores
+
+    vector_stores = served_models.part(VectorStores)
+    await vector_stores.resume()
+    return vector_stores
+
+
+async def _close_vector_stores(served_models: ServedModels) -> None:
+    from ridgeline.server.vector_stores.service import VectorStores
+
+    await served_models.part(VectorStores).stop()
 
 
 async def _finish_background_responses(served_models: ServedModels) -> None:

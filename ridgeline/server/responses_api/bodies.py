@@ -24,9 +24,21 @@ class InputText(_Typed, frozen=True, kw_only=True, tag="input_text"):
     text: str
 
 
+class FileCitation(_Typed, frozen=True, kw_only=True, tag="file_citation"):
+    """`index`: the place in the answer. Then, not in OpenAI's: what is cited, in the file's parsed text."""
+
+    file_id: str
+    filename: str
+    index: int
+    vector_store_id: str = ""
+    begin: int = 0
+    end: int = 0
+    quote: str = ""
+
+
 class OutputText(_Typed, frozen=True, kw_only=True, tag="output_text"):
     text: str
-    annotations: list[Any]  # always empty: nothing is cited
+    annotations: list[FileCitation]
     logprobs: list[ChatLogprob]
 
 
@@ -78,8 +90,28 @@ class FunctionCallOutputItem(_Typed, frozen=True, kw_only=True, tag="function_ca
     status: ItemStatus
 
 
-OutputItem = MessageItem | ReasoningItem | FunctionCallItem
-Item = MessageItem | ReasoningItem | FunctionCallItem | FunctionCallOutputItem | CompactionItem
+class FileSearchResult(msgspec.Struct, frozen=True, kw_only=True):
+    file_id: str
+    filename: str
+    score: float
+    attributes: dict[str, Any]
+    text: str
+    vector_store_id: str = ""
+    begin: int = 0
+    end: int = 0
+
+
+class FileSearchCallItem(_Typed, frozen=True, kw_only=True, tag="file_search_call"):
+    """`results` is there if `include` asks for it. `incomplete`: some files were still in progress."""
+
+    id: str
+    status: Literal["in_progress", "searching", "completed", "incomplete", "failed"]
+    queries: list[str]
+    results: list[FileSearchResult] | None = None
+
+
+OutputItem = MessageItem | ReasoningItem | FunctionCallItem | FileSearchCallItem
+Item = OutputItem | FunctionCallOutputItem | CompactionItem
 
 
 class InputTokensDetails(msgspec.Struct, frozen=True):
@@ -120,6 +152,13 @@ class NamespaceTool(_Typed, frozen=True, kw_only=True, tag="namespace"):
     name: str
     description: str | None
     tools: list[FunctionTool]
+
+
+class FileSearchTool(_Typed, frozen=True, kw_only=True, tag="file_search"):
+    vector_store_ids: list[str]
+    filters: Any
+    max_num_results: int
+    ranking_options: Any
 
 
 class ShownFormat(msgspec.Struct, frozen=True, kw_only=True):
@@ -174,7 +213,7 @@ class ResponseBody(msgspec.Struct, frozen=True, kw_only=True):
     temperature: float
     text: ShownText
     tool_choice: str | ShownToolChoice
-    tools: list[FunctionTool | NamespaceTool]  # those that the model is offered
+    tools: list[FunctionTool | NamespaceTool | FileSearchTool]  # those that the model is offered
     top_logprobs: int
     top_p: float
     presence_penalty: float = 0.0  # missing in responses stored by older versions
@@ -290,6 +329,23 @@ class TextDone(_OfPart, frozen=True, kw_only=True, tag="response.output_text.don
     logprobs: list[ChatLogprob]
 
 
+class AnnotationAdded(_OfPart, frozen=True, kw_only=True, tag="response.output_text.annotation.added"):
+    annotation_index: int
+    annotation: FileCitation
+
+
+class SearchInProgress(_OfItem, frozen=True, kw_only=True, tag="response.file_search_call.in_progress"):
+    pass
+
+
+class Searching(_OfItem, frozen=True, kw_only=True, tag="response.file_search_call.searching"):
+    pass
+
+
+class SearchCompleted(_OfItem, frozen=True, kw_only=True, tag="response.file_search_call.completed"):
+    pass
+
+
 class ReasoningDelta(_OfPart, frozen=True, kw_only=True, tag="response.reasoning_text.delta"):
     delta: str
 
@@ -306,6 +362,10 @@ ResponseEvent = (
     | PartAdded
     | TextDelta
     | TextDone
+    | AnnotationAdded
+    | SearchInProgress
+    | Searching
+    | SearchCompleted
     | ReasoningDelta
     | ReasoningDone
     | ArgumentsDelta

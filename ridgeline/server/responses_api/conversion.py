@@ -240,9 +240,13 @@ def _choice(
                 raise BadRequest("tool_choice.name", "this field is required", "missing_field")
             name = called(choice.name, functions, "tool_choice.name")
             return {"type": "function", "function": {"name": name}}, None
+        case "file_search":
+            return "auto", None  # it is searched in any case; the model then answers as it likes
         case "allowed_tools":
             return choice.mode or "auto", _allowed(choice, functions)
-    raise refused_type("tool_choice.type", choice.type, "choices", ("function", "allowed_tools"))
+    raise refused_type(
+        "tool_choice.type", choice.type, "choices", ("function", "allowed_tools", "file_search")
+    )
 
 
 def _allowed(choice: ResponseToolChoice, functions: Sequence[Offered]) -> set[str]:
@@ -253,10 +257,10 @@ def _allowed(choice: ResponseToolChoice, functions: Sequence[Offered]) -> set[st
     allowed = set()
     for i, tool in enumerate(choice.tools):
         path = f"tool_choice.tools[{i}]"
-        if tool.type in NOT_OFFERED:
+        if tool.type in (*NOT_OFFERED, "file_search"):
             continue
         if tool.type != "function":
-            raise refused_type(f"{path}.type", tool.type, "tools", ("function", *NOT_OFFERED))
+            raise refused_type(f"{path}.type", tool.type, "tools", ("function", "file_search", *NOT_OFFERED))
         allowed.add(called(tool.name or "", functions, f"{path}.name"))
     return allowed
 

@@ -14,6 +14,7 @@ from ridgeline.server.answering.job import Job
 from ridgeline.server.openai_api.response_bodies import encode
 from ridgeline.server.responses_api import protocol
 from ridgeline.server.responses_api.bodies import (
+    FileSearchTool,
     FunctionTool,
     NamespaceTool,
     ResponseBody,
@@ -22,6 +23,7 @@ from ridgeline.server.responses_api.bodies import (
     ShownText,
     ShownToolChoice,
 )
+from ridgeline.server.responses_api.file_search import DEFAULT_RESULTS
 from ridgeline.server.responses_api.protocol import ResponseRequest, ResponseToolChoice
 
 T = TypeVar("T")
@@ -62,14 +64,23 @@ def _written(value: T) -> T:
     return cast(T, msgspec.Raw(encode(value)))
 
 
-def _tools(body: ResponseRequest) -> list[FunctionTool | NamespaceTool]:
-    shown: list[FunctionTool | NamespaceTool] = []
+def _tools(body: ResponseRequest) -> list[FunctionTool | NamespaceTool | FileSearchTool]:
+    shown: list[FunctionTool | NamespaceTool | FileSearchTool] = []
     for tool in body.tools or ():
         if isinstance(tool, protocol.FunctionTool):
             shown.append(_function(tool))
         elif isinstance(tool, protocol.NamespaceTool):
             functions = [_function(inner) for inner in tool.tools]
             shown.append(NamespaceTool(name=tool.name, description=tool.description, tools=functions))
+        elif isinstance(tool, protocol.FileSearchTool):
+            shown.append(
+                FileSearchTool(
+                    vector_store_ids=tool.vector_store_ids,
+                    filters=tool.filters,
+                    max_num_results=tool.max_num_results or DEFAULT_RESULTS,
+                    ranking_options=tool.ranking_options,
+                )
+            )
     return shown
 
 

@@ -5,6 +5,7 @@ Created and driven by `ResponseShape`, one at a time.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
 from msgspec import UNSET
@@ -12,6 +13,7 @@ from msgspec import UNSET
 from ridgeline.server.openai_api.response_bodies import ChatLogprob
 from ridgeline.server.responses_api import bodies
 from ridgeline.server.responses_api.bodies import (
+    FileCitation,
     FunctionCallItem,
     ItemStatus,
     MessageItem,
@@ -21,6 +23,8 @@ from ridgeline.server.responses_api.bodies import (
     ReasoningText,
 )
 from ridgeline.server.responses_api.event_writer import Deltas, EventWriter
+
+Cite = Callable[[str], list[FileCitation]]  # a whole text's citations
 
 
 class GrowingItem(Protocol):
@@ -32,8 +36,9 @@ class GrowingItem(Protocol):
 class GrowingText:
     """The assistant's text: a message of one part."""
 
-    def __init__(self, events: EventWriter, output_index: int) -> None:
+    def __init__(self, events: EventWriter, output_index: int, cite: Cite | None = None) -> None:
         self._events = events
+        self._cite = cite
         self._at: dict[str, Any] = {"output_index": output_index, "item_id": events.new_id("msg")}
         self._texts: list[str] = []
         self._logprobs: list[ChatLogprob] = []
@@ -50,15 +55,18 @@ class GrowingText:
         self._events.write(bodies.TextDelta, **self._at, delta=text, logprobs=logprobs)
 
     def done(self, status: ItemStatus) -> MessageItem:
-        part = self._part("".join(self._texts))
+        text = "".join(self._texts)
+        part = self._part(text, self._cite(text) if self._cite is not None else [])
+        for i, annotation in enumerate(part.annotations):
+            self._events.write(bodies.AnnotationAdded, **self._at, annotation_index=i, annotation=annotation)
         self._events.write(bodies.TextDone, **self._at, text=part.text, logprobs=part.logprobs)
         self._events.write(bodies.PartDone, **self._at, part=part)
         item = self._item(status, [part])
         self._events.write(bodies.ItemDone, output_index=self._at["output_index"], item=item)
         return item
 
-    def _part(self, text: str) -> OutputText:
-        return OutputText(text=text, annotations=[], logprobs=self._logprobs)
+    def _part(self, text: str, annotations: Sequence[FileCitation] = ()) -> OutputText:
+        return OutputText(text=text, annotations=list(annotations), logprobs=self._logprobs)
 
     def _item(self, status: ItemStatus, content: list[Any]) -> MessageItem:
         return MessageItem(id=self._at["item_id"], status=status, role="assistant", content=content)

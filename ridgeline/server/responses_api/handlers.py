@@ -32,6 +32,7 @@ from ridgeline.server.responses_api.bodies import DeletedResponse, InputTokens, 
 from ridgeline.server.responses_api.compaction import CompactionShape, summary_request, with_instruction
 from ridgeline.server.responses_api.conversion import FieldNames, converted
 from ridgeline.server.responses_api.echo import opening_body
+from ridgeline.server.responses_api.file_search import file_search, tool_in
 from ridgeline.server.responses_api.items import Placed, placed_items, references, salted_ids
 from ridgeline.server.responses_api.namespaces import homes
 from ridgeline.server.responses_api.protocol import (
@@ -98,6 +99,8 @@ async def create(request: Request) -> ASGIApp:
     _check(body, responses)
     if body.background:
         refuse_continuation(context, "a background response is read again by its id")
+    elif tool_in(body) is not None:
+        refuse_continuation(context, "the passages of its file_search are known to this server alone")
     elif LOGPROBS in (body.include or ()):
         refuse_continuation(context, "the last event has the log-probabilities of all tokens")
     ready = await _prepare(served_models, context, responses, body, len(raw))
@@ -256,16 +259,18 @@ async def _prepare(
     items, history_bytes = await _conversation(responses, body, size_bytes)
     own = [item for item in items if item.path.startswith("input")]
     is_stored = responses.store is not None and body.store is not False
+    searched = await file_search(served_models, body, items)
+    told, read = (body, items) if searched is None else searched.with_passages(body, items)
 
     def work() -> Prepared:
-        job, names = _job(served_models, body, items)
+        job, names = _job(served_models, told, read)
         job = dataclasses.replace(job, grammar_field=names.of(job.grammar_field))
         ids = salted_ids(context.salt)
         id = response_id(ids("resp"), _epoch(served_models, context))
         first = opening_body(body, job, id, context.created, is_stored)
         names_of_tokens = TokenNames(job.client.tokenizer)
         with_logprobs = LOGPROBS in (body.include or ())
-        shape = ResponseShape(first, names_of_tokens, with_logprobs, homes(body.tools), ids)
+        shape = ResponseShape(first, names_of_tokens, with_logprobs, homes(body.tools), ids, searched)
         return Prepared(job, shape, own)
 
     return await off_loop(size_bytes + history_bytes, work)

@@ -21,6 +21,7 @@ from ridgeline.server.errors import ApiError, BadRequest
 from ridgeline.server.http.body_fields import fields_of
 from ridgeline.server.responses_api.bodies import (
     CompactionItem,
+    FileSearchCallItem,
     FunctionCallItem,
     FunctionCallOutputItem,
     InputText,
@@ -43,6 +44,7 @@ FIELDS: dict[str, tuple[str, ...]] = {
     "reasoning": ("id", "summary", "content", "encrypted_content"),
     "function_call": ("id", "call_id", "name", "arguments", "namespace"),
     "function_call_output": ("id", "call_id", "output", "name"),
+    "file_search_call": ("id", "queries"),
     "compaction": ("id", "encrypted_content"),
     "item_reference": ("id",),
 }
@@ -149,6 +151,9 @@ def _placed(item: InputItem, path: str, stored: Mapping[str, Item]) -> Placed:
             )
         case "function_call_output":
             made = _output(item, path)
+        case "file_search_call":
+            queries = item.queries or []
+            made = FileSearchCallItem(id=item.id or new_id("fs"), status="completed", queries=queries)
         case "compaction":
             content = _needed(item.encrypted_content, f"{path}.encrypted_content")
             unsealed(content, f"{path}.encrypted_content")  # raises if it cannot be read

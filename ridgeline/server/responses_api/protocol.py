@@ -45,10 +45,12 @@ from ridgeline.server.http.field_types import (
     TopK,
 )
 from ridgeline.server.http.limits import MAX_MESSAGES, MAX_NAME_CHARACTERS, MAX_PARTS, MAX_TOOLS
+from ridgeline.server.vector_stores.protocol import RankingOptions
 
 MAX_ITEMS = MAX_MESSAGES  # of one conversation, earlier turns included
 
 LOGPROBS = "message.output_text.logprobs"
+RESULTS = "file_search_call.results"
 Include = Literal[
     "message.output_text.logprobs",
     "reasoning.encrypted_content",
@@ -92,8 +94,8 @@ class InputItem(Body, kw_only=True, frozen=True):
     type: Annotated[
         Name | None,
         About(
-            "`message` (default), `function_call`, `function_call_output`, `reasoning`, `compaction` or "
-            "`item_reference`"
+            "`message` (default), `function_call`, `function_call_output`, `reasoning`, `file_search_call`, "
+            "`compaction` or `item_reference`"
         ),
     ] = None
     id: Annotated[Name | None, About("of the item; for `item_reference`: which stored item is meant")] = None
@@ -117,6 +119,11 @@ class InputItem(Body, kw_only=True, frozen=True):
     caller: Annotated[Any, ignored("functions are called directly, always")] = None
     async_: Annotated[Any, refused("calls are answered in their turn", False)] = None
     namespace: Annotated[Name | None, About("of `function_call`: the function's, if it has one")] = None
+    queries: Annotated[
+        Annotated[list[str], msgspec.Meta(max_length=16)] | None,
+        About("of `file_search_call`, which is sent back; the model does not read it again"),
+    ] = None
+    results: Annotated[Any, ignored("of `file_search_call`, which is sent back")] = None
 
 
 class FunctionTool(Body, kw_only=True, frozen=True, tag_field="type", tag="function"):
@@ -144,6 +151,17 @@ class NamespaceTool(Body, kw_only=True, frozen=True, tag_field="type", tag="name
     ]
 
 
+class FileSearchTool(Body, kw_only=True, frozen=True, tag_field="type", tag="file_search"):
+    vector_store_ids: Annotated[
+        Annotated[list[Name], msgspec.Meta(min_length=1, max_length=8)], About("1 to 8 vector stores")
+    ]
+    filters: Annotated[Any, About("on attributes, as in a search of a vector store")] = None
+    max_num_results: Annotated[
+        Annotated[int, msgspec.Meta(ge=1, le=50)] | None, About("most results; 1 to 50, default 20")
+    ] = None
+    ranking_options: Annotated[RankingOptions | None, About("how results are ranked")] = None
+
+
 class HostedTool(Body, kw_only=True, frozen=True, forbid_unknown_fields=False, tag_field="type"):
     """A tool that runs on OpenAI's servers and that clients send without being asked to: the model is not
     offered it, which changes nothing but that it cannot be called. All of its fields are ignored.
@@ -167,7 +185,13 @@ class ImageGenerationTool(HostedTool, kw_only=True, frozen=True, tag="image_gene
 
 
 ResponseTool = (
-    FunctionTool | NamespaceTool | WebSearchTool | WebSearchPreviewTool | ToolSearchTool | ImageGenerationTool
+    FunctionTool
+    | NamespaceTool
+    | FileSearchTool
+    | WebSearchTool
+    | WebSearchPreviewTool
+    | ToolSearchTool
+    | ImageGenerationTool
 )
 
 
@@ -177,7 +201,7 @@ class AllowedTool(Body, kw_only=True, frozen=True):
 
 
 class ResponseToolChoice(Body, kw_only=True, frozen=True):
-    type: Annotated[Name, About("`function` or `allowed_tools`")]
+    type: Annotated[Name, About("`function`, `allowed_tools` or `file_search`")]
     name: Annotated[Name | None, About("of `function`: the one that must be called")] = None
     mode: Annotated[Name | None, About("of `allowed_tools`: `auto` or `required`")] = None
     tools: Annotated[
@@ -233,7 +257,7 @@ class InputTokensRequest(Body, kw_only=True, frozen=True):
     ] = None
     tools: Annotated[
         Annotated[list[ResponseTool], msgspec.Meta(max_length=MAX_TOOLS)] | None,
-        About("functions the model may call, alone or in namespaces; up to 128"),
+        About("functions the model may call, alone or in namespaces, and `file_search`; up to 128"),
     ] = None
     tool_choice: Annotated[
         Name | ResponseToolChoice | None,
@@ -269,7 +293,9 @@ class ResponseRequest(InputTokensRequest, kw_only=True, frozen=True):
     ] = None
     include: Annotated[
         Annotated[list[Include], msgspec.Meta(max_length=16)] | None,
-        About(f"`{LOGPROBS}`; OpenAI's other values name what is never left out, or never there"),
+        About(
+            f"`{LOGPROBS}`, `{RESULTS}`; OpenAI's other values name what is never left out, or never there"
+        ),
     ] = None
     metadata: Annotated[
         Metadata | None, About("up to 16 keys of up to 64 characters, values of up to 512; kept")

@@ -16,7 +16,7 @@ from ridgeline.web.response_tools import NOT_OFFERED
 
 _WHERE = re.compile(r"(input|tools)\[(\d+)\](?:\.tools\[(\d+)\])?(\.type)?")
 ITEMS = tuple(FIELDS)
-TOOLS = ("function", "namespace", *NOT_OFFERED)
+TOOLS = ("function", "namespace", "file_search", *NOT_OFFERED)
 INNER_TOOLS = ("function",)  # of a namespace
 
 

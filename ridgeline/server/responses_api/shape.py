@@ -28,6 +28,7 @@ from ridgeline.server.responses_api.bodies import (
     Status,
 )
 from ridgeline.server.responses_api.event_writer import EventWriter
+from ridgeline.server.responses_api.file_search import FileSearch
 from ridgeline.server.responses_api.growing import GrowingCall, GrowingItem, GrowingReasoning, GrowingText
 from ridgeline.server.responses_api.items import NewId, new_id
 from ridgeline.server.responses_api.namespaces import Homes
@@ -53,8 +54,11 @@ class ResponseShape:
         with_logprobs: bool,
         homes: Homes,
         new_id: NewId = new_id,
+        search: FileSearch | None = None,
     ) -> None:
+        """search: what was found before the answer; its item is the first of the output."""
         self.body = body
+        self._search = search
         self._homes = homes
         self._names = names
         self._with_logprobs = with_logprobs
@@ -108,8 +112,9 @@ class ResponseShape:
     def closing_events(self, usage: Usage) -> list[bytes]:
         """The last item is done, and so is the response."""
         cut = self._finish_reason == "length"
-        if not self._output and self._growing is None:
-            self._begin(GrowingText)  # an empty answer still has a message
+        self._run()
+        if len(self._output) == (self._search is not None) and self._growing is None:
+            self._begin(self._new_text)  # an empty answer still has a message
         # A call to be made has its own finish reason.
         call_is_cut = isinstance(self._growing, GrowingCall) and self._finish_reason != "tool_calls"
         self._end_item("incomplete" if cut or call_is_cut else "completed")
@@ -137,6 +142,11 @@ class ResponseShape:
             self._running = True
             self.body = msgspec.structs.replace(self.body, status="in_progress")
             self._events.write(bodies.InProgress, response=self.body)
+            if self._search is not None:
+                self._output.append(self._search.write(self._events))
+
+    def _new_text(self, events: EventWriter, index: int) -> GrowingItem:
+        return GrowingText(events, index, None if self._search is None else self._search.cite)
 
     def _grow(self, part: ParsedEvent) -> None:
         match part:
@@ -144,7 +154,7 @@ class ResponseShape:
                 if not isinstance(self._growing, GrowingText):
                     if self._growing is not None:
                         self._unsaid = self._fresh  # earlier tokens were markers between reasoning and text
-                    self._begin(GrowingText)
+                    self._begin(self._new_text)
                 self._add(text)
             case Reasoning(text):
                 self._unsaid = []  # reasoning has no log-probabilities

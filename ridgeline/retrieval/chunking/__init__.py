@@ -1,0 +1,1 @@
+"""Texts to chunks: pure functions that return offsets into the text, never copies of it."""

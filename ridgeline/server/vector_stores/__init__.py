@@ -1,0 +1,1 @@
+"""/v1/vector_stores: files made searchable, and searched, in OpenAI's shapes."""

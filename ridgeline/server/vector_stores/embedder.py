@@ -1,0 +1,67 @@
+"""ServedEmbedder: a served embedding model as retrieval sees it."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+
+import numpy as np
+
+from ridgeline.engine.client.client import AsyncClient
+from ridgeline.engine.errors import EngineDied, QueueFull
+from ridgeline.engine.link.packed_texts import pack_texts
+from ridgeline.engine.schedule.request import BACKGROUND_PRIORITY
+from ridgeline.retrieval.ingest.embedder import TokenizedText
+from ridgeline.retrieval.ingest.errors import EmbedderUnavailable
+from ridgeline.retrieval.types import Vector
+from ridgeline.server.errors import ApiError
+from ridgeline.server.served_models import ServedModels
+
+_serials = itertools.count(1)
+
+
+class ServedEmbedder:
+    def __init__(self, name: str, client: AsyncClient) -> None:
+        self.model = name
+        self._client = client
+        self._before, self._after = client.tokenizer.special_ends()
+        self.dimensions = client.hello.vector_size
+        self.max_tokens = client.hello.max_context - len(self._before) - len(self._after)
+
+    @classmethod
+    def of(cls, served_models: ServedModels) -> ServedEmbedder:
+        """The first served model that makes embeddings; 503 while its engine is not ready."""
+        try:
+            served = served_models.served(None, "embed")
+        except ApiError:
+            message = (
+                "this server has no embedding model: start it with one beside the chat model, such as "
+                "`ridgeline serve smollm2-135m all-minilm-l6-v2`"
+            )
+            raise ApiError(404, message, code="model_not_found") from None
+        client = served.ready_client()
+        if client.hello.scores_pairs:
+            raise ApiError(404, f"{served.name} scores pairs and makes no vectors", code="model_not_suitable")
+        return cls(served.model.names[0], client)
+
+    def tokenize(self, text: str) -> TokenizedText:
+        return TokenizedText(*self._client.tokenizer.encode_starts(text))
+
+    async def embed(self, texts: Sequence[Sequence[int]]) -> Vector:
+        whole = [[*self._before, *ids[: self.max_tokens], *self._after] for ids in texts]
+        return await self._ask(whole, BACKGROUND_PRIORITY)
+
+    async def embed_query(self, query: str) -> Vector:
+        """Cut to what the model reads. Ahead of all ingest."""
+        ids, _ = self._client.tokenizer.encode_starts(query)
+        row: Vector = (await self._ask([[*self._before, *ids[: self.max_tokens], *self._after]], 0))[0]
+        return row
+
+    async def _ask(self, texts: Sequence[Sequence[int]], priority: int) -> Vector:
+        try:
+            made = await self._client.embed(
+                pack_texts(texts), request_id=f"retrieval-{next(_serials)}", priority=priority
+            )
+        except (EngineDied, QueueFull) as error:
+            raise EmbedderUnavailable(str(error)) from error
+        return np.asarray(made, np.float32)

@@ -1,0 +1,204 @@
+"""Ingest in one process: pieces of long chunks, cancelling, replacing, failures, the catalog's lists."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ridgeline.retrieval.chunking.spans import Span
+from ridgeline.retrieval.chunking.strategy import Strategy
+from ridgeline.retrieval.errors import BadInput
+from ridgeline.retrieval.ingest.catalog import Catalog
+from ridgeline.retrieval.ingest.embedder import chunk_vectors, pieces_of
+from ridgeline.retrieval.ingest.records import FileBatch, Page, StoreFile, VectorStoreRow
+from ridgeline.retrieval.ingest.runner import IngestRunner
+from ridgeline.retrieval.stores.sqlite import SqliteStore
+from ridgeline.retrieval.types import Namespace
+from ridgeline.storage.sqlite import SqliteDatabase
+from tests.patience import PATIENCE_S
+from tests.retrieval.word_embedder import WordEmbedder
+
+RANGES = st.lists(
+    st.tuples(st.integers(0, 300), st.integers(1, 120)).map(lambda pair: Span(pair[0], sum(pair))),
+    min_size=1,
+    max_size=20,
+)
+
+
+@given(RANGES, st.integers(1, 60))
+def test_pieces_are_the_chunk_and_fit_the_model(chunks: list[Span], most: int) -> None:
+    chunks = sorted(chunks)
+    pieces = pieces_of(chunks, most)
+    for chunk, members in zip(chunks, pieces.of_chunk, strict=True):
+        own = [pieces.ranges[member] for member in members]
+        assert [own[0].begin, own[-1].end] == list(chunk)
+        assert all(before.end == after.begin for before, after in itertools.pairwise(own))
+        assert all(0 < part.end - part.begin <= most for part in own)
+
+
+def test_chunks_that_overlap_by_half_embed_no_token_twice() -> None:
+    chunks = [Span(first, first + 800) for first in range(0, 4000, 400)]
+    pieces = pieces_of(chunks, 254)
+    assert sum(part.end - part.begin for part in pieces.ranges) == chunks[-1].end
+    vectors = np.eye(len(pieces.ranges), dtype=np.float32)
+    assert np.allclose(np.linalg.norm(chunk_vectors(pieces, vectors), axis=1), 1.0)
+
+
+class Bench:
+    """A catalog, a store and a runner over a folder of files."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.catalog = Catalog(SqliteDatabase(folder / "catalog.sqlite", 60.0), lambda: self.time)
+        self.store = SqliteStore(folder / "chunks.sqlite", 60.0)
+        self.embedder = WordEmbedder()
+        self.runner = IngestRunner(self.catalog, self.store, lambda: self.embedder, self._source)
+        self.namespace = Namespace("", "vs")
+        self.time = 1000.0
+
+    async def _source(self, file_id: str) -> Path:
+        path = self.folder / file_id
+        if not path.exists():
+            raise FileNotFoundError(path)
+        return path
+
+    def file(self, name: str, content: str | bytes, batch: str | None = None) -> StoreFile:
+        (self.folder / name).write_bytes(content.encode() if isinstance(content, str) else content)
+        strategy = Strategy("tokens", 20, 10)
+        return StoreFile(
+            store_id="vs", file_id=name, filename=name, created_at=1, strategy=strategy, batch_id=batch
+        )
+
+    async def take_up(self, *files: StoreFile, batch: FileBatch | None = None) -> list[StoreFile]:
+        added = await self.catalog.add_files(files, batch)
+        for file in added:
+            self.runner.take_up(file)
+        return added
+
+    async def settled(self, *files: StoreFile) -> list[StoreFile]:
+        async with asyncio.timeout(PATIENCE_S):
+            await self.runner.settled({file.number for file in files})
+        found = [await self.catalog.file(file.store_id, file.file_id) for file in files]
+        return [file for file in found if file is not None]
+
+
+@pytest.fixture
+async def bench(tmp_path: Path) -> AsyncIterator[Bench]:
+    made = Bench(tmp_path)
+    await made.catalog.open()
+    await made.store.open()
+    await made.catalog.add_store(VectorStoreRow(id="vs", name="", created_at=1, active_at=1000))
+    await made.runner.start()
+    yield made
+    await made.runner.stop()
+    await made.catalog.close()
+    await made.store.close()
+
+
+async def test_a_bad_file_fails_alone_and_says_why(bench: Bench) -> None:
+    files = await bench.take_up(
+        bench.file("a.txt", "green tea"),
+        bench.file("b.docx", "PK"),
+        bench.file("c.txt", b"\xff\xfe\x00"),
+        bench.file("d.txt", " \n "),
+        bench.file("e.txt", "black tea"),
+    )
+    ended = await bench.settled(*files)
+    assert [file.status for file in ended] == ["completed", "failed", "failed", "failed", "completed"]
+    codes = [file.failure and file.failure.code for file in ended]
+    assert codes == [None, "unsupported_file", "invalid_file", "invalid_file", None]
+    counts, usage = await bench.catalog.counts("vs")
+    assert (counts.completed, counts.failed, counts.total) == (2, 3, 5)
+    assert usage > 0
+
+
+async def test_a_file_that_is_gone_fails(bench: Bench) -> None:
+    file = bench.file("a.txt", "x")
+    (bench.folder / "a.txt").unlink()
+    (ended,) = await bench.settled(*(await bench.take_up(file)))
+    assert ended.failure is not None
+    assert "deleted" in ended.failure.message
+
+
+async def test_a_file_that_is_added_again_replaces_the_first(bench: Bench) -> None:
+    await bench.settled(*(await bench.take_up(bench.file("a.txt", "one two three " * 40))))
+    (ended,) = await bench.settled(*(await bench.take_up(bench.file("a.txt", "four"))))
+    assert ended.chunks == 1
+    info = await bench.store.describe(bench.namespace)
+    assert (info.documents, info.chunks) == (1, 1)
+
+
+async def test_parts_in_the_journal_are_not_embedded_again(bench: Bench) -> None:
+    file = bench.file("a.txt", " ".join(f"w{i}" for i in range(3000)))
+    (added,) = await bench.catalog.add_files([file])
+    await bench.runner.stop()
+    cut = bench.runner._cut(bench.folder / "a.txt", added, bench.embedder)
+    first = await bench.embedder.embed([cut.ids[one.begin : one.end] for one in cut.pieces.ranges[:64]])
+    await bench.catalog.keep_part(added, 0, first.tobytes())
+    bench.embedder.embedded = 0
+    await bench.runner.start()
+    (ended,) = await bench.settled(added)
+    assert ended.status == "completed"
+    assert bench.embedder.embedded == len(cut.pieces.ranges) - 64
+    assert await bench.catalog.embedded_parts(added) == {}
+
+
+async def test_a_cancelled_batch_keeps_what_is_done_and_drops_the_rest(bench: Bench) -> None:
+    batch = FileBatch(id="b", store_id="vs", created_at=1)
+    (done,) = await bench.take_up(bench.file("a.txt", "tea", "b"), batch=batch)
+    await bench.settled(done)
+    bench.embedder._pause_s = 0.05
+    rest = await bench.take_up(*(bench.file(f"{i}.txt", "word " * 4000, "b") for i in range(8)))
+    await bench.catalog.cancel_batch("vs", "b")
+    ended = await bench.settled(*rest)
+    assert {file.status for file in ended} == {"cancelled"}
+    counts, _ = await bench.catalog.counts("vs", "b")
+    assert (counts.completed, counts.cancelled) == (1, 8)
+    assert (await bench.store.describe(bench.namespace)).documents == 1
+
+
+async def test_a_file_removed_while_it_is_read_leaves_nothing(bench: Bench) -> None:
+    bench.embedder._pause_s = 0.02
+    (file,) = await bench.take_up(bench.file("a.txt", "word " * 4000))
+    await asyncio.sleep(0.05)
+    await bench.catalog.remove_file("vs", "a.txt")
+    assert await bench.settled(file) == []
+    if (await bench.store.namespaces("")) != []:
+        assert (await bench.store.describe(bench.namespace)).documents == 0
+
+
+async def test_lists_are_paged_both_ways(bench: Bench) -> None:
+    await bench.catalog.add_files([bench.file(f"{i}.txt", "x") for i in range(6)])
+
+    async def ids(**page: object) -> list[str]:
+        return [file.file_id[0] for file in await bench.catalog.files("vs", Page(**page))]  # type: ignore[arg-type]
+
+    assert await ids(limit=2) == ["5", "4", "3"]
+    assert await ids(limit=2, after="4.txt") == ["3", "2", "1"]
+    assert await ids(limit=2, order="asc", after="4.txt") == ["5"]
+    assert await ids(limit=2, order="asc", before="4.txt") == ["2", "3", "1"]
+    assert await ids(limit=9, before="4.txt") == ["5"]
+    with pytest.raises(BadInput, match="after"):
+        await ids(after="gone")
+
+
+async def test_a_store_expires_after_its_last_use(bench: Bench) -> None:
+    row = VectorStoreRow(id="brief", name="", created_at=1000, active_at=1000, expires_days=1)
+    await bench.catalog.add_store(row)
+    bench.time = 1000.0 + 86_399
+    assert await bench.catalog.expire() == []
+    await bench.catalog.touch("brief")
+    bench.time += 86_399
+    assert await bench.catalog.expire() == []
+    bench.time += 1
+    assert await bench.catalog.expire() == ["brief"]
+    found = await bench.catalog.store("brief")
+    assert found is not None
+    assert found.expired
