@@ -5,8 +5,8 @@ the engine's scheduler and KV pool with an 8B model on an H200 by first principl
 can do. Heavy: Mooncake near it, Azure at twice of it. Light: a tenth of heavy. The claims: busy and heavy,
 TTFT p90 and throughput better than round-robin's; light, neither worse than 0.98 times; a fresh replica's
 TTFT p99 in its first minute at most 1.5 times its peers'. Azure's prompts share nothing: only the balance can
-help, and past capacity, where every slot is taken, nothing can. Where the 95 % interval over seeds reaches
-the claim, the result is a tie.
+help, and past capacity, where every slot is taken, nothing can. A seed is another part of the Azure trace,
+other arrival times in Mooncake's. Where the 95 % interval over seeds reaches the claim, the result is a tie.
 
     python benchmarks/fleet_simulation.py [--seeds 2] [--only mooncake|azure|ramp] [--json FILE]
 """
@@ -31,7 +31,7 @@ from ridgeline.lab.simulate.fleet.loop import simulate_fleet
 from ridgeline.lab.simulate.fleet.report import report
 from ridgeline.lab.simulate.fleet.setup import FleetSetup
 from ridgeline.lab.slo import parse_slo
-from ridgeline.lab.traffic.operations import first, scaled
+from ridgeline.lab.traffic.operations import first, scaled, window
 from ridgeline.lab.traffic.request import Traffic
 from ridgeline.lab.traffic.traces import read_azure, read_mooncake
 from ridgeline.models.spec.find_spec import find_spec
@@ -107,7 +107,10 @@ def read(data: Path, name: str, requests: int, speed: float, seed: int) -> Traff
     if name.startswith("mooncake"):
         trace = read_mooncake(data / "mooncake/conversation_trace.jsonl", seed=seed)
     else:
+        # Its times are exact, so the seed spreads nothing: each seed gets the next part of the trace.
         trace = read_azure(data / "azure-llm-2023/AzureLLMInferenceTrace_conv.csv")
+        begin = seed % (len(trace.requests) // requests) * requests
+        trace = window(trace, trace.requests[begin].at)
     return scaled(first(trace, requests), speed)
 
 

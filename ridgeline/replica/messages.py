@@ -1,7 +1,7 @@
 """The lines of a replica's feed, GET /replica/feed: NDJSON, one message a line, told apart by `type`.
 
 A feed begins with Started and Snapshot (or, after a reconnect with ?epoch=…&after=…, with the events missed);
-then prefix events as they happen and a Load at least every LOAD_EVERY_S. `seq` counts prefix events: a reader
+then prefix events as they happen and Load lines at the pace of LoadPace. `seq` counts prefix events: a reader
 that finds a gap reconnects and gets a Snapshot. A new `epoch` means a new process with an empty cache.
 """
 
@@ -11,7 +11,6 @@ from typing import Literal
 
 import msgspec
 
-LOAD_EVERY_S = 0.25
 LONGEST_STEP_S = 60.0  # a longer step is taken for one that never ends
 FEED_PATH = "/replica/feed"
 MOST_ADOPTED = 4096  # ids of adopted responses that are kept, the newest

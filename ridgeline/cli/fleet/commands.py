@@ -67,12 +67,19 @@ def add_parser(verbs: Verbs) -> None:
     parser.set_defaults(run=drain)
 
     examples = "  ridgeline fleet events -n 20\n  ridgeline fleet events --follow --model chat\n"
+    examples += "  ridgeline fleet events --explain --model chat\n"
     parser = add_verb(verbs, "events", "show the controller's decisions", EVENTS, examples)
     parser.add_argument(
         "-n", "--last", type=int, default=50, metavar="N", help="show the last N events (default: 50)"
     )
     parser.add_argument("--model", metavar="MODEL", help="show only events of this model")
-    parser.add_argument("-f", "--follow", action="store_true", help="keep running and show new events")
+    mode = parser.add_mutually_exclusive_group()
+    mode.add_argument("-f", "--follow", action="store_true", help="keep running and show new events")
+    mode.add_argument(
+        "--explain",
+        action="store_true",
+        help="show every decision of the autoscaler with its reasons; equal ones in a row are one line",
+    )
     parser.add_argument(
         "--json", action="store_true", help="print one JSON object per line, with all figures"
     )
@@ -181,13 +188,30 @@ def drain(args: argparse.Namespace) -> int:
 def events(args: argparse.Namespace) -> int:
     client = ControlClient.of(args)
     query = {"after": -max(args.last, 1), "model": args.model}
-    if args.follow:
+    if args.explain:
+        found = client.get("/fleet/decisions", last=max(args.last, 1), model=args.model)["decisions"]
+        for entry in found:
+            _print_decisions(entry, args.json)
+        if not found and not args.json:
+            print("no decision yet: the autoscaler decides for models with a [models.scaling] table")
+    elif args.follow:
         for event in client.lines("/fleet/events", follow=1, **query):
             _print_event(event, args.json)
     else:
         for event in client.get("/fleet/events", **query)["events"]:
             _print_event(event, args.json)
     return 0
+
+
+def _print_decisions(entry: dict[str, Any], as_json: bool) -> None:
+    if as_json:
+        print(json.dumps(entry), flush=True)
+        return
+    times = [time.localtime(entry[name]) for name in ("first_at", "last_at")]
+    at = time.strftime("%Y-%m-%d %H:%M:%S", times[0])
+    if entry["count"] > 1:
+        at += f" to {time.strftime('%H:%M:%S', times[1])}, {entry['count']:,} times"
+    print(f"{at}  {entry['model']}: {entry['text']}", flush=True)
 
 
 def _print_event(event: dict[str, Any], as_json: bool) -> None:

@@ -76,6 +76,7 @@ class AsyncClient:
         self._answers: dict[int, asyncio.Future[Answer]] = {}
         self._serials = itertools.count()
         self.accepted = 0  # requests since the start
+        self.on_accepted: Callable[[], None] = lambda: None
         self.on_prefixes: Callable[[PrefixChanges], None] = lambda changes: None
         self._end_reason = "the engine process ended unexpectedly"
         self.closed = asyncio.Event()
@@ -207,6 +208,7 @@ class AsyncClient:
         opened = OpenRequest(self, request, streams, inbox, number)
         self.accepted += 1
         self.requests[request.request_id] = opened
+        self.on_accepted()
         if self.closed.is_set():
             opened.fail(EngineDied("the engine is not running"))
         else:
@@ -241,6 +243,7 @@ class AsyncClient:
             return opened.values
         self.accepted += 1
         self._embeddings[opened.request_id] = opened
+        self.on_accepted()
         self.send(opened.message())
         try:
             return await opened.done

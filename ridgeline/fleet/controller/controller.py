@@ -19,6 +19,7 @@ from ridgeline.fleet.config_models import FleetModel
 from ridgeline.fleet.controller.awake_clock import AwakeClock
 from ridgeline.fleet.controller.board import Board
 from ridgeline.fleet.controller.canary_probe import probe_canary
+from ridgeline.fleet.controller.decision_log import DecisionLog
 from ridgeline.fleet.controller.event_log import EventLog
 from ridgeline.fleet.controller.lease import LeaseLost
 from ridgeline.fleet.controller.life.keeper import ReplicaKeeper
@@ -63,6 +64,7 @@ class Controller:
         self.key, self.clock = key, clock or AwakeClock()
         self.board = Board()
         self.events = EventLog(store, self.board, settings.fleet.events_kept)
+        self.decisions = DecisionLog(store, settings.fleet.events_kept, self.clock)
         self.keeper = ReplicaKeeper(
             settings.fleet,
             store,
@@ -224,6 +226,7 @@ class Controller:
         self.scaler.remove(name)
         self._saved.pop(name, None)
         self._share_cpus()
+        await self.decisions.remove(name)
         await self.events.say("model", f"{name}: removed from the fleet", model=name)
         self.wake()  # a turn drains its replicas, also one that was just being started
 
@@ -248,6 +251,7 @@ class Controller:
         if decision is None:
             return
         model.set_target(decision.target)
+        await self.decisions.add(name, decision)
         if self.scaler.is_event(name, decision, now):
             facts = msgspec.to_builtins(decision.explain)
             await self.events.say("scale", f"{name}: {decision.explain.sentence}", model=name, facts=facts)

@@ -40,8 +40,26 @@ STEPS = (
         "ALTER TABLE fleet_replicas ADD COLUMN pool TEXT NOT NULL DEFAULT ''",
     ),
     ("ALTER TABLE fleet_replicas ADD COLUMN price DOUBLE PRECISION NOT NULL DEFAULT 0",),
+    (
+        "CREATE TABLE fleet_decisions (id INTEGER PRIMARY KEY, model TEXT NOT NULL, "
+        "first_at DOUBLE PRECISION NOT NULL, last_at DOUBLE PRECISION NOT NULL, count BIGINT NOT NULL, "
+        "same TEXT NOT NULL, text TEXT NOT NULL, facts TEXT NOT NULL)",
+    ),
 )
 _COLUMNS = "id, model, version, state, created, place, epoch, segments, region, pool, price"
+
+
+class StoredDecisions(msgspec.Struct, frozen=True):
+    """Equal decisions of the autoscaler in a row. text, facts: of the last one."""
+
+    id: int
+    model: str
+    first_at: float  # seconds since 1970, for display
+    last_at: float
+    count: int
+    key: str
+    text: str
+    facts: dict[str, Any]
 
 
 class StoredReplica(msgspec.Struct, frozen=True):
@@ -168,6 +186,34 @@ class FleetStore:
             sql = f"SELECT {columns} FROM fleet_events WHERE {where}id > ? ORDER BY id LIMIT ?"
             rows = await self._database.ask(sql, *values, after, limit)
         return [_event(row) for row in rows]
+
+    # ---- the autoscaler's decisions ----
+
+    async def add_decisions(self, entry: StoredDecisions, kept: int) -> StoredDecisions:
+        shown = msgspec.json.encode(entry.facts).decode()
+
+        def work() -> Work[int]:
+            rows = yield "SELECT COALESCE(MAX(id), 0) + 1 FROM fleet_decisions", ()
+            number = int(rows[0][0])
+            values = (number, entry.model, entry.first_at, entry.last_at, entry.count, entry.key, entry.text)
+            yield "INSERT INTO fleet_decisions VALUES (?, ?, ?, ?, ?, ?, ?, ?)", (*values, shown)
+            yield "DELETE FROM fleet_decisions WHERE id <= ?", (number - kept,)
+            return number
+
+        return msgspec.structs.replace(entry, id=await self._write(work()))
+
+    async def update_decisions(self, entry: StoredDecisions) -> None:
+        shown = msgspec.json.encode(entry.facts).decode()
+        sql = "UPDATE fleet_decisions SET last_at = ?, count = ?, text = ?, facts = ? WHERE id = ?"
+        await self._write(statement(sql, entry.last_at, entry.count, entry.text, shown, entry.id))
+
+    async def decisions(self, last: int, model: str = "") -> list[StoredDecisions]:
+        """The newest entries, oldest first."""
+        where, values = ("WHERE model = ? ", (model,)) if model else ("", ())
+        columns = "id, model, first_at, last_at, count, same, text, facts"
+        sql = f"SELECT {columns} FROM fleet_decisions {where}ORDER BY id DESC LIMIT ?"
+        rows = await self._database.ask(sql, *values, last)
+        return [StoredDecisions(*row[:-1], msgspec.json.decode(row[-1])) for row in rows[::-1]]
 
     # ---- writing ----
 

@@ -19,7 +19,7 @@ UNKNOWN_MOST = 8  # max_running of a replica whose feed has not started
 BLOCK_TOKENS = 16
 # A Load line may have been on its way when a request was sent. It counts the request if that was sent this
 # many seconds before it came, and if as many requests were accepted as were sent.
-ON_THE_WAY_S = 0.05
+ON_THE_WAY_S = 0.01
 # Seconds after which the replica counts a ticket, or the request has failed there.
 SEEN_AFTER_S = 2.0
 
@@ -161,7 +161,10 @@ class Row:
         """The values of a column, in the order of columns.Field, up to the seconds."""
         told = told_tokens = told_kv = 0
         if self.load is not None:
-            told = max(self.load.running + self.load.waiting - self._ended, 0)
+            # The counters are newer than the gauges, which are as old as the engine's last answer.
+            load = self.load
+            told = max(load.running + load.waiting, load.accepted - load.ended)
+            told = max(told - self._ended, 0)
             # A server counts a prompt in full until it looks the prompt up in its cache.
             queued = max(self.load.queued_tokens - self._computed_tokens, 0)
             told_tokens = max(queued - self._seen_cached_tokens, min(queued, self._seen_tokens))

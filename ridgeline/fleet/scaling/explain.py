@@ -47,6 +47,12 @@ class Explain(msgspec.Struct, frozen=True):
     warnings: tuple[str, ...] = ()
 
     @property
+    def key(self) -> str:
+        """The same for equal decisions, whose figures may differ."""
+        counts = f"{self.ready} ready, {self.starting} starting, {self.draining} draining, {self.stale} stale"
+        return f"{self.before} to {self.target}, {self.won} {self.wanted}, {'+'.join(self.limits)}, {counts}"
+
+    @property
     def sentence(self) -> str:
         """One line for `events` and `status`."""
         change = (

@@ -21,8 +21,8 @@ from ridgeline.engine.errors import EngineDied
 from ridgeline.engine.kv.prefix_index import PrefixIndex
 from ridgeline.engine.link.messages import PrefixChanges
 from ridgeline.machine import processor_name
+from ridgeline.replica.load_pace import LOAD_EVERY_S, LoadPace
 from ridgeline.replica.messages import (
-    LOAD_EVERY_S,
     MOST_ADOPTED,
     FeedLine,
     Load,
@@ -53,7 +53,7 @@ class ReplicaFeed:
         self._seq = 0
         self._log: deque[Stored | Removed] = deque(maxlen=LOG_EVENTS)
         self._changed = asyncio.Event()  # replaced at every change
-        self._readers = 0
+        self._paces: set[LoadPace] = set()  # of the readers
         self._left_at = 0.0
         self._client: AsyncClient | None = None  # the engine process whose cache is followed
         self._pinging: asyncio.Task[None] | None = None
@@ -67,7 +67,7 @@ class ReplicaFeed:
 
     @property
     def is_wanted(self) -> bool:
-        if self._readers:
+        if self._paces:
             return True
         if self._client is not None and time.monotonic() - self._left_at > LINGER_S:
             self._stop_following()
@@ -128,7 +128,8 @@ class ReplicaFeed:
 
     async def lines(self, epoch: str, after: int) -> AsyncIterator[list[FeedLine]]:
         """Yield one reader's lines until the engine is stopped. epoch, after: the last event that it has."""
-        self._readers += 1
+        pace = LoadPace()
+        self._paces.add(pace)
         try:
             while self._model.engine.client is None:
                 await asyncio.sleep(LOAD_EVERY_S)
@@ -137,20 +138,20 @@ class ReplicaFeed:
             knows = epoch == started.epoch and self._has_after(after)
             seen, told = after if knows else self._seq, self._num_adopted
             yield [started] if knows else [started, self._snapshot()]
-            load_at = 0.0
             while True:
                 self._follow()
                 lines, seen = self._lines_after(seen)
-                if time.monotonic() >= load_at or told < self._num_adopted:
+                if time.monotonic() >= self._due_at(pace) or told < self._num_adopted:
                     lines.append(self._load(told))
-                    load_at, told = time.monotonic() + LOAD_EVERY_S, self._num_adopted
+                    told = self._num_adopted
+                    pace.told(self._accepted, time.monotonic())
                 if lines:
                     yield lines
                 if self._has_stopped():
                     return
-                await self._wait(seen, told, load_at)
+                await self._wait(seen, told, self._due_at(pace))
         finally:
-            self._readers -= 1
+            self._paces.discard(pace)
             self._left_at = time.monotonic()
 
     async def _wait(self, seen: int, told: int, load_at: float) -> None:
@@ -161,6 +162,15 @@ class ReplicaFeed:
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(max(0.0, load_at - time.monotonic())):
                 await changed.wait()
+
+    def _due_at(self, pace: LoadPace) -> float:
+        return pace.due_at(self._accepted, self._open_requests)
+
+    def _hear_accepted(self) -> None:
+        """A request was accepted. Readers hear it at once where it changes the load much."""
+        accepted, open_requests = self._accepted, self._open_requests
+        if any(pace.is_early(accepted, open_requests) for pace in self._paces):
+            self._wake()
 
     def _lines_after(self, seen: int) -> tuple[list[FeedLine], int]:
         if not self._has_after(seen):  # the reader is too slow for the log
@@ -176,6 +186,15 @@ class ReplicaFeed:
 
     # ── the engine ───────────────────────────────────────────────────────────────────────────────────────
 
+    @property
+    def _accepted(self) -> int:
+        """Requests since the start, also of earlier engine processes."""
+        return self._ended_before + (0 if self._client is None else self._client.accepted)
+
+    @property
+    def _open_requests(self) -> int:
+        return 0 if self._client is None else self._client.open_requests
+
     def _follow(self) -> None:
         """Follow the engine's prefix cache; a new engine process begins with an empty one."""
         client = self._model.engine.client
@@ -185,6 +204,7 @@ class ReplicaFeed:
             self._ended_before += self._client.accepted
             self._say([], self._names.clear())
         self._client = client
+        client.on_accepted = self._hear_accepted
         if client.hello.task == "generate":
             client.on_prefixes = self._hear
             client.watch_prefixes(True)
@@ -192,6 +212,8 @@ class ReplicaFeed:
     def _stop_following(self) -> None:
         """Stop following the cache: the next reader starts with a snapshot."""
         client, self._client = self._client, None
+        if client is not None:
+            client.on_accepted = lambda: None
         if client is not None and not client.closed.is_set() and client.hello.task == "generate":
             client.watch_prefixes(False)
             client.on_prefixes = lambda changes: None

@@ -1,4 +1,4 @@
-"""A few replicas in simulated time: steps with chunked prefill, a prefix cache, Load lines.
+"""A few replicas and routers in simulated time: steps with chunked prefill, a prefix cache, Load lines.
 
 A step takes step_s + running_s for each decoding request + token_s for each prompt token.
 """
@@ -15,12 +15,12 @@ from ridgeline.fleet.routing.choose import choose
 from ridgeline.fleet.routing.policy import Policy
 from ridgeline.fleet.routing.prefixes import PrefixMap
 from ridgeline.fleet.routing.prompt import PromptView
+from ridgeline.replica.load_pace import LOAD_EVERY_S, LoadPace
 from tests.clock import Clock
 from tests.fleet.routing.fleets import entry, load, started, table
 
 CHUNK = 512
 BLOCK = 64
-LOAD_S = 0.25
 
 
 @dataclass(frozen=True)
@@ -48,6 +48,7 @@ class Work:
     first_at: float = 0.0
     ended_at: float = 0.0
     ticket: Ticket | None = None
+    book: LoadBook | None = None  # of its router
 
 
 @dataclass(eq=False)
@@ -63,6 +64,7 @@ class Replica:
     ended: int = 0
     computed: int = 0
     made: int = 0
+    pace: LoadPace = field(default_factory=LoadPace)
 
     def accept(self, work: Work) -> None:
         work.to_compute = work.tokens
@@ -94,17 +96,26 @@ class Replica:
         return m.step_s + m.running_s * decoding + m.token_s * (CHUNK - left), chunks
 
     def queued(self) -> int:
-        return sum(one.to_compute for one in (*self.waiting, *self.running))
+        """As a server counts: whole prompts, until their first token."""
+        return sum(one.tokens for one in (*self.waiting, *self.running) if not one.made)
 
 
-def run(machine: Machine, replicas: int, arrivals: list[Work], policy: Policy, seed: int = 1) -> list[Work]:
-    """The requests, each with its times. Held requests are sent in the order of their arrival."""
+def run(
+    machine: Machine, replicas: int, arrivals: list[Work], policy: Policy, seed: int = 1, routers: int = 1
+) -> list[Work]:
+    """The requests, each with its times. Held requests are sent in the order of their arrival.
+
+    routers: each gets a part of the requests at random, and sees the others' in the Load lines alone.
+    """
     clock, rng, order = Clock(), Random(seed), count()
-    book, prefixes = LoadBook(clock), PrefixMap()
+    books = [LoadBook(clock, routers) for _ in range(routers)]
+    prefixes = PrefixMap()
     fleet = {f"m-{number}": Replica(machine) for number in range(replicas)}
-    book.set_table(table(*map(entry, range(replicas))))
+    for book in books:
+        book.set_table(table(*map(entry, range(replicas))))
     for name in fleet:
-        book.hear(name, started("e", machine.max_running, 10**6))
+        for book in books:
+            book.hear(name, started("e", machine.max_running, 10**6))
         prefixes.hear(name, started())
     held: list[Work] = []
     events: list[tuple[float, int, str, object]] = [
@@ -115,14 +126,18 @@ def run(machine: Machine, replicas: int, arrivals: list[Work], policy: Policy, s
     left = len(arrivals)
 
     def send(work: Work) -> bool:
+        book = work.book = work.book or (rng.choice(books) if routers > 1 else books[0])
         prompt = PromptView("m", work.blocks, work.tokens, session=work.session)
         choice = choose(book, prefixes, prompt, policy, rng, clock.now)
         if choice is None:
             return False
         work.ticket = book.charge(choice.replica_id, prompt, choice.matched_blocks)
         prefixes.routed(choice.replica_id, work.blocks, clock.now)
-        fleet[choice.replica_id].accept(work)
+        replica = fleet[choice.replica_id]
+        replica.accept(work)
         step(choice.replica_id)
+        due_at = replica.pace.due_at(replica.accepted, replica.accepted - replica.ended)
+        heapq.heappush(events, (max(due_at, clock.now), next(order), "early", choice.replica_id))
         return True
 
     def step(name: str) -> None:
@@ -153,9 +168,10 @@ def run(machine: Machine, replicas: int, arrivals: list[Work], policy: Policy, s
             prefixes.removed(name, replica.seq, gone)
         for work in decoding:
             assert work.ticket is not None
+            assert work.book is not None
             if not work.made:
                 work.first_at = clock.now - 100
-                book.first_token(work.ticket)
+                work.book.first_token(work.ticket)
             work.made += 1
             replica.made += 1
             if work.made >= work.output:
@@ -163,9 +179,26 @@ def run(machine: Machine, replicas: int, arrivals: list[Work], policy: Policy, s
                 replica.running.remove(work)
                 replica.ended += 1
                 ends += 1
-                book.discharge(work.ticket)
+                work.book.discharge(work.ticket)
         step(name)
         return ends
+
+    def report(name: str) -> None:
+        one = fleet[name]
+        line = load(
+            seq=one.seq,
+            running=len(one.running),
+            waiting=len(one.waiting),
+            queued_tokens=one.queued(),
+            steps=one.steps,
+            accepted=one.accepted,
+            ended=one.ended,
+            prompt_tokens=one.computed,
+            output_tokens=one.made,
+        )
+        one.pace.told(one.accepted, clock.now)
+        for book in books:
+            book.hear(name, line)
 
     while left:
         clock.now, _, kind, what = heapq.heappop(events)
@@ -177,19 +210,12 @@ def run(machine: Machine, replicas: int, arrivals: list[Work], policy: Policy, s
             left -= stepped(*what)  # type: ignore[misc]
             while held and send(held[0]):
                 held.pop(0)
+        elif kind == "early":
+            one = fleet[str(what)]
+            if one.pace.due_at(one.accepted, one.accepted - one.ended) <= clock.now:
+                report(str(what))
         else:
-            for name, one in fleet.items():
-                line = load(
-                    seq=one.seq,
-                    running=len(one.running),
-                    waiting=len(one.waiting),
-                    queued_tokens=one.queued(),
-                    steps=one.steps,
-                    accepted=one.accepted,
-                    ended=one.ended,
-                    prompt_tokens=one.computed,
-                    output_tokens=one.made,
-                )
-                book.hear(name, line)
-            heapq.heappush(events, (clock.now + LOAD_S, next(order), "load", None))
+            for name in fleet:
+                report(name)
+            heapq.heappush(events, (clock.now + LOAD_EVERY_S, next(order), "load", None))
     return arrivals

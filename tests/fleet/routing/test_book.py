@@ -135,7 +135,8 @@ def test_no_replica_is_above_its_limit_and_the_end_is_zero(actions, policy) -> N
     def tell(name: str) -> None:
         running = sum(one.replica_id == name for one in open_tickets)
         tokens = sum(one.tokens for one in open_tickets if one.replica_id == name)
-        book.hear(name, load(running=running, accepted=accepted[name], queued_tokens=tokens))
+        ended = accepted[name] - running
+        book.hear(name, load(running=running, accepted=accepted[name], ended=ended, queued_tokens=tokens))
 
     for action, number in actions:
         name = f"m-{number % 3}"

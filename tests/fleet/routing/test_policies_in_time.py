@@ -54,10 +54,10 @@ LIGHT = {
 
 
 def seconds(
-    machine: Machine, replicas: int, work: list[Work], policy: PolicyName
+    machine: Machine, replicas: int, work: list[Work], policy: PolicyName, routers: int = 1
 ) -> tuple[float, float, float]:
     """Mean time of an answer, 90th percentile of the time to the first token, output tokens/s."""
-    done = run(machine, replicas, work, Policy(policy))
+    done = run(machine, replicas, work, Policy(policy), routers=routers)
     first = quantiles((one.first_at - one.arrival for one in done), n=10)[-1]
     rate = sum(one.made for one in done) / max(one.ended_at for one in done)
     return mean(one.ended_at - one.arrival for one in done), first, rate
@@ -71,6 +71,16 @@ def test_at_light_load_the_default_is_not_worse_than_round_robin(name: str) -> N
     assert turns_whole / whole > 0.98
     assert turns_first / first > 0.98
     assert rate / turns_rate > 0.98
+
+
+def test_several_routers_do_not_take_the_same_replica_for_the_idle_one() -> None:
+    """At light load every accepted request makes a Load line at once. With lines every 0.25 s alone, the
+    default was 0.81 times as fast as round-robin at the 90th percentile; with them it is 1.45 times."""
+    work = [shared_prefixes(10, 400, 0, 2048, 200) for _ in range(2)]
+    whole, first, _ = seconds(GPU, 4, work[0], "default", routers=4)
+    turns_whole, turns_first, _ = seconds(GPU, 4, work[1], "round-robin", routers=4)
+    assert turns_first / first > 1.0
+    assert turns_whole / whole > 0.98
 
 
 def test_past_saturation_prefixes_decide() -> None:

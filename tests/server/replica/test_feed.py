@@ -271,3 +271,17 @@ def _stream(base_url: str, streamed: list[str]) -> None:
     with httpx.stream("POST", base_url + CHAT, json=body, timeout=LIMIT_S) as answer:
         for line in answer.iter_lines():
             streamed += [line] if line else []
+
+
+async def test_at_light_load_a_request_is_told_before_the_next_regular_line(
+    http: httpx.AsyncClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Other routers would take this replica for an idle one until then."""
+    monkeypatch.setattr("ridgeline.replica.load_pace.LOAD_EVERY_S", 3600.0)
+    async with reading(http) as reader:
+        await until(lambda: reader.load is not None)
+        before = reader.load
+        assert before is not None
+        answer = await http.post("/v1/completions", json={"model": "m", "prompt": "Hello", "max_tokens": 4})
+        assert answer.status_code == 200
+        await until(lambda: reader.load is not None and reader.load.accepted == before.accepted + 1)

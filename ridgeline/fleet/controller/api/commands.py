@@ -41,6 +41,7 @@ class Commands:
         self._controller, self._url, self._reread, self._stop = controller, url, reread, stop
         self._began = time.monotonic()
         self.board, self.store = controller.board, controller.store
+        self.decisions = controller.decisions
 
     def hear(self, demand: Demand) -> None:
         self._controller.hear(demand)

@@ -43,6 +43,7 @@ def control_app(commands: Commands, token: str = "") -> ASGIApp:
         Route("/fleet/demand", api.demand, methods=["POST"]),
         Route("/fleet/status", api.status, methods=["GET"]),
         Route("/fleet/events", api.events, methods=["GET"]),
+        Route("/fleet/decisions", api.decisions, methods=["GET"]),
         Route("/fleet/logs", api.logs, methods=["GET"]),
         *(
             Route(f"/fleet/{verb}", api.command(verb), methods=["POST"])
@@ -117,6 +118,15 @@ class _Api:
                     yield msgspec.json.encode(event) + b"\n"
 
         return StreamingResponse(lines(), media_type=_LINES)
+
+    async def decisions(self, request: Request) -> Response:
+        """Every decision of the autoscaler; equal ones in a row are one entry."""
+        query = request.query_params
+        try:
+            last = min(max(int(query.get("last", "50")), 1), 10_000)
+        except ValueError:
+            return _error(400, "last must be a number")
+        return _json({"decisions": await self._commands.decisions.entries(last, query.get("model", ""))})
 
     async def logs(self, request: Request) -> Response:
         query = request.query_params

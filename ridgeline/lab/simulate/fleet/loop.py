@@ -65,6 +65,7 @@ class _FleetSimulation:
         self._arrived = self._prompt_tokens = self._output_tokens = 0
         self._outcomes: dict[str, list[float]] = {}
         self._turns = 0
+        self._reports_at = setup.load_every_s  # the next regular lines
         watchers = Watchers(self._first_token, self._answered, self._refused)
         self._watchers = watchers
         self._routers = [SimulatedRouter(setup, n, lambda: self.now) for n in range(setup.routers)]
@@ -74,7 +75,7 @@ class _FleetSimulation:
 
     def run(self) -> FleetRun:
         setup, clients = self._setup, self._clients
-        self._at(setup.load_every_s, self._report_loads)
+        self._at(self._reports_at, self._report_loads)
         self._at(setup.decide_every_s, self._decide)
         if setup.add_at_s is not None:
             self._at(setup.add_at_s, self._add_replica)
@@ -141,6 +142,7 @@ class _FleetSimulation:
         at = self.now + self._setup.router_s + self._distance_s(replica)
         replica.submit(index, tokens, planned.output_tokens, answer, at)
         self._wake(replica)
+        self._at(at, lambda: self._report_early(replica))
 
     def _distance_s(self, replica: SimulatedReplica) -> float:
         own, region = self._setup.region, replica.place.region
@@ -165,13 +167,19 @@ class _FleetSimulation:
 
     def _first_token(self, replica: SimulatedReplica, index: int) -> None:
         router = self._router_of[index]
-        self._at(replica.engine.now, lambda: router.first_token(index))
+
+        def first() -> None:
+            replica.first_token_out(index)
+            router.first_token(index)
+
+        self._at(replica.engine.now, first)
 
     def _answered(self, replica: SimulatedReplica, index: int, timing: TimingRecord) -> None:
         self._at(replica.engine.now, lambda: self._finish(replica, index, timing))
 
     def _finish(self, replica: SimulatedReplica, index: int, timing: TimingRecord) -> None:
         replica.sent -= 1
+        replica.answer_out()
         self._output_tokens += len(timing.token_times)
         self._clients.answered(index, timing)
         ttft_ms = 1000 * (timing.token_times[0] - self._clients.sent[index])
@@ -181,6 +189,7 @@ class _FleetSimulation:
     def _refused(self, replica: SimulatedReplica, index: int, status: int, error: str) -> None:
         def refuse() -> None:
             replica.sent -= 1
+            replica.answer_out()
             self._refuse(index, status, error)
             self._leave(index)
 
@@ -212,16 +221,32 @@ class _FleetSimulation:
                 self._wake(replica)
             elif (self._turns + replica.number) % QUIET_LOADS:
                 continue
-            lines = [*replica.take_events(), replica.load()]
-            for router in self._routers:
-                for line in lines:
-                    router.hear(replica.id, line)
+            self._report(replica)
         for router in self._routers:
             self._send_held(router)
             for index in router.expired():
                 self._refuse(index, 503, "no replica took the request in time")
                 self._router_of.pop(index, None)
-        self._at(self.now + self._setup.load_every_s, self._report_loads)
+        self._reports_at = self.now + self._setup.load_every_s
+        self._at(self._reports_at, self._report_loads)
+
+    def _report_early(self, replica: SimulatedReplica) -> None:
+        """A request was accepted: its replica reports at once, or as soon as its pace allows."""
+        due_at = replica.load_due_at()
+        if due_at <= self.now:
+            self._wake(replica)
+            self._report(replica)
+        elif not replica.will_report and due_at < self._reports_at:
+            replica.will_report = True
+            self._at(due_at, lambda: self._report_early(replica))
+
+    def _report(self, replica: SimulatedReplica) -> None:
+        lines = [*replica.take_events(), replica.load()]
+        replica.pace.told(replica.accepted, self.now)
+        replica.will_report = False
+        for router in self._routers:
+            for line in lines:
+                router.hear(replica.id, line)
 
     def _decide(self) -> None:
         demand = DemandSample(

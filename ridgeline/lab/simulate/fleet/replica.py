@@ -15,6 +15,7 @@ from ridgeline.engine.schedule.step import SeqDelta
 from ridgeline.fleet.messages import ReplicaEntry, State
 from ridgeline.lab.simulate.engine import SHORTEST_RUN, SimulatedEngine
 from ridgeline.lab.simulate.fleet.setup import MODEL, FleetSetup
+from ridgeline.replica.load_pace import LoadPace
 from ridgeline.replica.messages import FeedLine, Load, Removed, Started, Stored
 from ridgeline.telemetry.timing import TimingRecord
 
@@ -56,6 +57,7 @@ class SimulatedReplica:
         self.since = self.ready_at = 0.0
         self.wakes = 0  # the newest wake-up that counts
         self.sent = 0  # requests sent and not answered
+        self.will_report = False  # before the next regular lines
         self._watchers, self._names = watchers, names
         self._limits, self._times = setup.limits, setup.times
         self._lookahead = setup.lookahead
@@ -64,7 +66,9 @@ class SimulatedReplica:
             setup.limits, setup.times, setup.lookahead, setup.seed + number, self._publish
         )
         self._waits_for_first: set[str] = set()
-        self._accepted = self._ended = self._prompt_tokens = 0
+        self._queued: dict[int, int] = {}  # request → prompt tokens, until its first token is out
+        self.pace = LoadPace()
+        self._accepted = self._ended = 0
         self._seq = 0
         self._events: list[FeedLine] = []
         self._watch_index()
@@ -91,6 +95,8 @@ class SimulatedReplica:
 
     def submit(self, index: int, tokens: list[int], output_tokens: int, answer_token: int, at: float) -> None:
         params = SamplingParams(max_tokens=max(output_tokens, 1), ignore_eos=True, seed=answer_token)
+        self._accepted += 1
+        self._queued[index] = len(tokens)
         self._inbox.append(_Submitted(at, Request(str(index), tokens, params, arrival=at)))
 
     def advance(self, until: float) -> None:
@@ -134,10 +140,9 @@ class SimulatedReplica:
             self.engine.scheduler.add(request)
         except (QueueFull, InvalidRequest) as error:
             status = 429 if isinstance(error, QueueFull) else 400
+            self._queued.pop(int(request.request_id))
             self._watchers.refused(self, int(request.request_id), status, str(error))
             return
-        self._accepted += 1
-        self._prompt_tokens += len(request.prompt_ids)
         self._waits_for_first.add(request.request_id)
 
     def _publish(self, deltas: list[SeqDelta]) -> None:
@@ -147,8 +152,22 @@ class SimulatedReplica:
                 self._watchers.first(self, int(delta.request_id))
             if delta.finish_reason is not None:
                 assert delta.timing is not None  # it is reported with the end
-                self._ended += 1
                 self._watchers.ended(self, int(delta.request_id), delta.timing)
+
+    def first_token_out(self, index: int) -> None:
+        """The request's first token is out: until then a server counts its prompt as queued."""
+        self._queued.pop(index, None)
+
+    def answer_out(self) -> None:
+        """The last step of an answer has ended, or the request was refused."""
+        self._ended += 1
+
+    def load_due_at(self) -> float:
+        return self.pace.due_at(self._accepted, self._accepted - self._ended)
+
+    @property
+    def accepted(self) -> int:
+        return self._accepted
 
     # ── the feed ─────────────────────────────────────────────────────────────────────────────────────────
 
@@ -160,7 +179,7 @@ class SimulatedReplica:
             state="draining" if self.state == "draining" else "ready",
             running=len(scheduler.running),
             waiting=len(scheduler.waiting) + len(self._inbox),
-            queued_tokens=max(0, self._prompt_tokens - counters.prompt_tokens),
+            queued_tokens=sum(self._queued.values()),
             kv_blocks_held=pool.num_held,
             kv_blocks_cached=pool.num_cached,
             steps=counters.steps,

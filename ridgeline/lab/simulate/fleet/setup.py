@@ -11,7 +11,7 @@ from ridgeline.fleet.routing.policy import PolicyName
 from ridgeline.lab.errors import BadInput
 from ridgeline.lab.perfmodel.front_times import FrontTimes
 from ridgeline.lab.perfmodel.step_times import StepTimes
-from ridgeline.replica.messages import LOAD_EVERY_S
+from ridgeline.replica.load_pace import LOAD_EVERY_S
 
 EXACT_REPLICAS = 1000
 NO_FRONT = FrontTimes()
