@@ -5,7 +5,7 @@ again; medians and spreads are shown, and beside each figure its percent of the 
 Ours runs with its defaults, the peer with the best flags and format found for the row. A sample during which
 others took the machine is repeated. Prints a table and writes JSON.
 
-    python benchmarks/cpu_vs_llamacpp.py --llama-cpp DIR [--repeats 5] [--only smollm2.decode] [--tune]
+    python benchmarks/cpu_vs_llamacpp.py --llama-cpp DIR [--isa avx2] [--only smollm2.decode] [--all] [--tune]
 
 docs/performance/cpu-vs-llamacpp.md has the method, and how to get a llama.cpp.
 """
@@ -17,6 +17,8 @@ import json
 import os
 import signal
 import sys
+import time
+from dataclasses import dataclass
 from pathlib import Path
 
 os.environ.setdefault("ONEDNN_MAX_CPU_ISA", "AVX512_CORE_FP16")
@@ -30,17 +32,51 @@ from versus.random_gguf import GRANITE_MOE, TINYLLAMA, write_random_gguf
 from versus.server_rows import http_rows, process_rows
 
 from ridgeline import __version__
-from ridgeline.machine import cache_dir, usable_cpus
+from ridgeline.machine import cache_dir, compute_threads
 from ridgeline.models.files.pull import ensure
+from ridgeline.ops.cpu.library import ISA_VARIABLE, choose_isa
 
 
-def compared_models(smollm2: dict[str, Path]) -> list[ComparedModel]:
+@dataclass(frozen=True)
+class Bars:
+    """Ours over llama.cpp with the same instruction set: at least, and of time to first token at most."""
+
+    smollm2: dict[int, float]  # decode, by number of streams
+    smollm2_prefill: float
+    qwen: dict[int, float]
+    qwen_prefill: float
+    http_output: float
+    ttft_warm: float
+    decode_percent: float | None = None  # of the limit, SmolLM2 with one stream
+    prefill_percent: float | None = None
+
+
+AVX2 = Bars(
+    {1: 1.5, 4: 2.2, 8: 2.2, 32: 2.2}, 2.0, {1: 1.0, 8: 2.0}, 2.0, 2.5, 1 / 3,
+    decode_percent=75.0, prefill_percent=60.0,
+)  # fmt: skip
+AVX512 = Bars({1: 1.7, 4: 2.7, 8: 2.7, 32: 2.7}, 3.2, {1: 1.0, 8: 2.2}, 2.5, 4.0, 1 / 4)
+# Without --only and --all: what fits into ten minutes with kept flags.
+SHORT = ("smollm2", "http", "start", "qwen-coder")
+
+
+def bars_of(isa: str) -> Bars:
+    return AVX512 if isa.startswith(("avx512", "amx")) else AVX2
+
+
+def compared_models(smollm2: dict[str, Path], bars: Bars = AVX512) -> list[ComparedModel]:
     """The models whose decode and prefill are compared, and their bars."""
     random_file = cache_dir() / "bench" / f"{TINYLLAMA.name}-Q4_0.gguf"
     moe_file = cache_dir() / "bench" / f"{GRANITE_MOE.name}-Q4_0.gguf"
     return [
         ComparedModel(
-            "smollm2", "SmolLM2-135M", lambda: smollm2, {1: 1.7, 4: 2.2, 8: 2.2, 32: 2.5}, prefill_bar=4.0
+            "smollm2",
+            "SmolLM2-135M",
+            lambda: smollm2,
+            bars.smollm2,
+            prefill_bar=bars.smollm2_prefill,
+            least_percent_of_limit=bars.decode_percent,
+            prefill_percent_of_limit=bars.prefill_percent,
         ),
         ComparedModel(
             "tinyllama",
@@ -56,8 +92,8 @@ def compared_models(smollm2: dict[str, Path]) -> list[ComparedModel]:
             "qwen-coder",
             "Qwen2.5-Coder-1.5B, Q4_K_M",
             lambda: {"Q4_K_M": ensure("qwen2.5-coder-1.5b").path},
-            {1: 1.0, 8: 2.2},
-            prefill_bar=2.5,
+            bars.qwen,
+            prefill_bar=bars.qwen_prefill,
             is_large=True,
         ),
         # Of 32 experts a token uses 8: 0.24 GB of 0.75 are read for one stream.
@@ -75,7 +111,14 @@ def compared_models(smollm2: dict[str, Path]) -> list[ComparedModel]:
 
 def prepare(args: argparse.Namespace, console: Console) -> Bench:
     """The peer and the models; SystemExit with the way to get a llama.cpp when there is none."""
-    peer = find(args.llama_cpp, usable_cpus())
+    peer = find(args.llama_cpp, compute_threads())
+    isa = choose_isa(args.isa)
+    uses = peer.has_avx512()
+    if uses is not None and uses != isa.startswith(("avx512", "amx")):
+        raise SystemExit(
+            f"{peer.folder} is built {'with' if uses else 'without'} AVX-512, and ours runs with {isa}: give "
+            "the build for the same instruction set (docs/performance/cpu-vs-llamacpp.md has the lines)"
+        )
     folder = cache_dir() / "bench"
     q4_1 = ensure("smollm2-135m").path
     made = {f: peer.quantize(q4_1, folder / f"smollm2-{f}.gguf", f) for f in FORMATS if f != "Q4_1"}
@@ -86,8 +129,9 @@ def prepare(args: argparse.Namespace, console: Console) -> Bench:
         patience_s=args.patience,
         attempts=args.attempts,
         tune_again=args.tune,
-        wanted=lambda key: any(key.startswith(one) for one in args.only or [""]),
+        wanted=lambda key: any(key.startswith(one) for one in args.only or ([""] if args.all else SHORT)),
         console=console,
+        isa=isa,
     )
 
 
@@ -104,31 +148,45 @@ def main() -> None:
         "--only", action="append", metavar="KEY",
         help="rows whose key begins so: smollm2.decode.8, http, start, memory, tinyllama, qwen-coder, moe",
     )  # fmt: skip
-    parser.add_argument("--json", type=Path, default=Path("bench-results/cpu_vs_llamacpp.json"))
+    parser.add_argument(
+        "--all", action="store_true", help="every row; without it: SmolLM2, HTTP, start, the 1.5B model"
+    )
+    parser.add_argument(
+        "--isa", help="our instruction set (default: the best); --llama-cpp is a build for the same one"
+    )
+    parser.add_argument(
+        "--json", type=Path, help="file for the results (default: bench-results/cpu_vs_llamacpp.ISA.json)"
+    )
     args = parser.parse_args()
+    if args.isa:
+        os.environ[ISA_VARIABLE] = args.isa  # for the servers too
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that servers are stopped on the way out
     console = Console(width=150)
     bench = prepare(args, console)
-    console.log(f"peer: {bench.peer.version()}; machine: {machine()}")
+    bars, started = bars_of(bench.isa), time.monotonic()
+    console.log(f"peer: {bench.peer.version()}; machine: {machine()}; instruction set: {bench.isa}")
     rows = []
-    for model in compared_models(bench.smollm2):
+    for model in compared_models(bench.smollm2, bars):
         part = engine_rows(bench, model)
         if model.name == "smollm2":
-            part += http_rows(bench) + process_rows(bench)
+            part += http_rows(bench, bars.http_output, bars.ttft_warm) + process_rows(bench)
         if part:
-            console.print(table_of(model.title, part))
+            console.print(table_of(f"{model.title}, {bench.isa}", part))
         rows += part
     report = {
         "version": __version__,
         "peer": bench.peer.version(),
         "machine": machine(),
+        "isa": bench.isa,
+        "seconds": time.monotonic() - started,
         "threads": bench.peer.threads,
         "ceilings": {name: vars(one) for name, one in bench.ceilings.items()},
         "rows": [row.as_dict() for row in rows],
     }
-    args.json.parent.mkdir(parents=True, exist_ok=True)
-    args.json.write_text(json.dumps(report, indent=1))
-    print(f"written: {args.json}")
+    path = args.json or Path(f"bench-results/cpu_vs_llamacpp.{bench.isa}.json")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps(report, indent=1))
+    print(f"{report['seconds']:.0f} s; written: {path}")
 
 
 if __name__ == "__main__":

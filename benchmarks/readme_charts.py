@@ -1,16 +1,20 @@
 """Draw the README's charts from measured figures.
 
     python benchmarks/readme_charts.py
+    python benchmarks/readme_charts.py --measured bench-results/cpu_vs_llamacpp.avx2.json
 
 - docs/figures/peers.svg: ridgeline beside llama.cpp and vLLM. A bar's length is the throughput over the
   limit of its row: bytes over bandwidth or operations over peak, measured in the same run.
 - docs/figures/verify.svg: what `ridgeline plan` predicted and what `ridgeline bench` measured.
+
+--measured puts the medians of a run of cpu_vs_llamacpp.py into the panel of its instruction set first.
 
 The figures are in benchmarks/figures; each file names the script that measured and the page that reports it.
 """
 
 from __future__ import annotations
 
+import argparse
 import json
 from html import escape
 from pathlib import Path
@@ -26,17 +30,17 @@ CHARTS = ROOT / "docs" / "figures"
 TITLE = "Throughput as a share of the physical limit"
 WIDTH, LABELS, RIGHT = 760.0, 200.0, 20.0
 BAR, ROW, HEAD = 11.0, 34.0, 46.0
-OURS, PEERS = colour(0), (colour(1), colour(2))
+OURS, PEER_COLOURS = colour(0), (colour(1), colour(2))
 
 
 def peers(figures: dict[str, Any]) -> str:
     panels = figures["panels"]
-    entries = [("ridgeline", OURS)]
-    entries += [(panel["peer"], paint) for panel, paint in zip(panels, PEERS, strict=True)]
-    legend, top = legend_svg(entries, 20, 30, WIDTH - RIGHT)
+    names = dict.fromkeys(panel["peer"] for panel in panels)  # panels of one peer share its colour
+    paints = dict(zip(names, PEER_COLOURS, strict=True))
+    legend, top = legend_svg([("ridgeline", OURS), *paints.items()], 20, 30, WIDTH - RIGHT)
     parts = [f'<text class="title" x="20" y="18">{TITLE}</text>', legend]
-    for panel, paint in zip(panels, PEERS, strict=True):
-        parts += _panel(panel, paint, top)
+    for panel in panels:
+        parts += _panel(panel, paints[panel["peer"]], top)
         top += HEAD + ROW * len(panel["rows"])
     return svg(TITLE, WIDTH, top + 8, parts, standalone=True) + "\n"
 
@@ -114,7 +118,64 @@ def drawn(name: str) -> str:
     return DRAWINGS[name](json.loads((FIGURES / f"{name}.json").read_text(encoding="utf-8")))
 
 
+# Rows of cpu_vs_llamacpp.py that the chart shows, by their titles in it.
+MEASURED_ROWS = {
+    "smollm2.decode.1": "decode, 1 stream",
+    "smollm2.decode.8": "decode, 8 streams",
+    "smollm2.decode.32": "decode, 32 streams",
+    "smollm2.prefill": "prefill 512 tokens",
+    "http.output": "HTTP, 16 streams",
+}
+
+
+def with_measured(figures: dict[str, Any], report: dict[str, Any]) -> dict[str, Any]:
+    """The figures with the rows of this run in the panel of its instruction set."""
+    width = "AVX-512" if report["isa"].startswith(("avx512", "amx")) else "AVX2"
+    rows = [_measured_row(row) for row in report["rows"] if row["key"] in MEASURED_ROWS]
+    if width not in [panel.get("set") for panel in figures["panels"]] or not rows:
+        raise SystemExit(f"no panel for {width}, or no row of the chart in the run")
+    panels = [{**panel, "rows": rows} if panel.get("set") == width else panel for panel in figures["panels"]]
+    return {**figures, "panels": panels}
+
+
+def _measured_row(row: dict[str, Any]) -> dict[str, Any]:
+    ours, theirs = row["ours"], row["theirs"][row["best_variant"]]
+    return {
+        "case": MEASURED_ROWS[row["key"]],
+        "unit": row["unit"],
+        "ridgeline": round(ours["median"]),
+        "peer": round(theirs["median"]),
+        "of_limit": round(ours["percent_of_limit"] / 100, 2),
+    }
+
+
+def figures_text(figures: dict[str, Any]) -> str:
+    """JSON with a row on each line."""
+    panels = []
+    for panel in figures["panels"]:
+        head = [
+            f"      {json.dumps(key)}: {json.dumps(panel[key], ensure_ascii=False)}"
+            for key in panel
+            if key != "rows"
+        ]
+        rows = ",\n".join(f"        {json.dumps(row, ensure_ascii=False)}" for row in panel["rows"])
+        panels.append("    {\n" + ",\n".join([*head, f'      "rows": [\n{rows}\n      ]']) + "\n    }")
+    return '{\n  "panels": [\n' + ",\n".join(panels) + "\n  ]\n}\n"
+
+
 if __name__ == "__main__":
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "--measured", type=Path, action="append", default=[], help="results of cpu_vs_llamacpp.py"
+    )
+    for measured in parser.parse_args().measured:
+        kept = FIGURES / "peers.json"
+        figures = with_measured(
+            json.loads(kept.read_text(encoding="utf-8")), json.loads(measured.read_text())
+        )
+        kept.write_text(figures_text(figures), encoding="utf-8")
     CHARTS.mkdir(exist_ok=True)
     for name in DRAWINGS:
         (CHARTS / f"{name}.svg").write_text(drawn(name), encoding="utf-8")

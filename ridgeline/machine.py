@@ -1,4 +1,4 @@
-"""This machine, for every layer: usable CPUs, the processor's name, the cache directory."""
+"""This machine, for every layer: usable CPUs and cores, the processor's name, the cache directory."""
 
 from __future__ import annotations
 
@@ -8,17 +8,95 @@ from pathlib import Path
 
 from ridgeline.options import OptionError
 
+ROOT = Path("/")
 
-def usable_cpus() -> int:
-    """CPUs this process may use: its affinity mask, cut by a cgroup quota."""
-    cpus = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    try:
-        quota, period = Path("/sys/fs/cgroup/cpu.max").read_text().split()
-        if quota != "max":
-            cpus = min(cpus, max(1, round(int(quota) / int(period))))
-    except (OSError, ValueError):
-        pass
+
+def usable_cpus(root: Path = ROOT) -> int:
+    """CPUs this process may use: its affinity mask, cut by its control group's quota."""
+    allowed, quota = len(allowed_cpus()), cpu_quota(root)
+    return allowed if quota is None else min(allowed, max(1, round(quota)))
+
+
+def compute_threads(root: Path = ROOT) -> int:
+    """Threads to compute with by default: one per physical core of the fastest kind, cut by the quota.
+
+    A second thread of a core adds nothing to kernels that keep its units busy. Fast cores would wait for
+    those of a slower kind (Intel's efficiency cores). The native library pins threads in the same order.
+    """
+    cores = fast_cores(root, allowed_cpus())
+    return min(usable_cpus(root), max(1, len(cores)))
+
+
+def allowed_cpus() -> list[int]:
+    if hasattr(os, "sched_getaffinity"):
+        return sorted(os.sched_getaffinity(0))
+    return list(range(os.cpu_count() or 1))
+
+
+def fast_cores(root: Path, allowed: list[int]) -> list[int]:
+    """The first of the allowed CPUs of each physical core, slower kinds left out."""
+    devices = root / "sys/devices"
+    slow = set(cpu_list(_read(devices / "cpu_atom/cpus")))
+    taken: set[int] = set()
+    cores = []
+    for cpu in allowed:
+        if cpu not in taken:
+            cores.append(cpu)
+        taken.update(cpu_list(_read(devices / f"system/cpu/cpu{cpu}/topology/thread_siblings_list")))
+    fast = [cpu for cpu in cores if cpu not in slow]
+    return fast or cores
+
+
+def cpu_list(text: str) -> list[int]:
+    """Read "0-3,8"; empty for a text that is no such list."""
+    cpus: list[int] = []
+    for part in text.strip().split(","):
+        first, _, last = part.partition("-")
+        if not first.isdigit() or (last and not last.isdigit()):
+            return []
+        cpus += range(int(first), int(last or first) + 1)
     return cpus
+
+
+def cpu_quota(root: Path = ROOT) -> float | None:
+    """The least quota, in CPUs, of this process's control group and those above it (v1 or v2), if any."""
+    found = []
+    for line in _read(root / "proc/self/cgroup").splitlines() or ["0::/"]:
+        _, controllers, path = [*line.split(":", 2), "", ""][:3]
+        if not controllers:
+            found += [_quota_v2(folder) for folder in _upwards(root / "sys/fs/cgroup", path)]
+        elif "cpu" in controllers.split(","):
+            for mount in (controllers, "cpu"):
+                found += [_quota_v1(folder) for folder in _upwards(root / "sys/fs/cgroup" / mount, path)]
+    return min((quota for quota in found if quota is not None), default=None)
+
+
+def _upwards(mount: Path, path: str) -> list[Path]:
+    """The group's folder and those above it. A container may see a host's path: then the mount counts."""
+    parts = [part for part in path.split("/") if part not in ("", "..")]
+    return [mount.joinpath(*parts[:count]) for count in range(len(parts), -1, -1)]
+
+
+def _quota_v2(folder: Path) -> float | None:
+    words = _read(folder / "cpu.max").split()
+    return _ratio(*words) if len(words) == 2 else None
+
+
+def _quota_v1(folder: Path) -> float | None:
+    return _ratio(_read(folder / "cpu.cfs_quota_us").strip(), _read(folder / "cpu.cfs_period_us").strip())
+
+
+def _ratio(quota: str, period: str) -> float | None:
+    if not (quota.isdigit() and period.isdigit()) or int(period) == 0:  # "max" and -1: none
+        return None
+    return int(quota) / int(period)
+
+
+def _read(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return ""  # not Linux, or not there
 
 
 def processor_name(cpuinfo: Path = Path("/proc/cpuinfo")) -> str:

@@ -1,7 +1,8 @@
 """What every row of the comparison needs: the peer, the models, undisturbed samples, the flags found so far.
 
-Made by cpu_vs_llamacpp.py, used by engine_rows and server_rows. Flags are kept in the cache folder, for this
-build of llama.cpp on this machine: finding them takes longer than measuring with them.
+Made by cpu_vs_llamacpp.py, used by engine_rows and server_rows. Finding flags takes longer than measuring
+with them: they are kept in the cache folder, for this build of llama.cpp, machine and instruction set. A row
+without flags there takes those of kept_flags.json, found on another machine with the same set.
 """
 
 from __future__ import annotations
@@ -43,6 +44,7 @@ class Bench:
     found: dict[str, Tuned] = field(default_factory=dict)
     ceilings: dict[str, Ceilings] = field(default_factory=dict)
     disturbed: bool = False  # since the search for flags began
+    isa: str = ""  # our instruction set; the peer is built for the same one
 
     def sample(self, what: str, measure: Callable[[], float]) -> Sample[float]:
         """The least disturbed of a few tries, and a line about it."""
@@ -60,24 +62,36 @@ class Bench:
     def tuned(self, key: str, find_best: Callable[[], Tuned]) -> Tuned:
         """The flags found for this row earlier, by this build on this machine, or found now."""
         if key not in self.found:
-            stored = {} if self.tune_again else _read_flags(self.peer)
+            stored = (
+                {} if self.tune_again else {**committed_flags(self.isa), **_read_flags(self.peer, self.isa)}
+            )
             self.disturbed = False
             self.found[key] = stored[key] if key in stored else find_best()
-            if not self.disturbed:  # what others spoiled serves this run at most
-                _write_flags(self.peer, {**_read_flags(self.peer), key: self.found[key]})
+            if key not in stored and not self.disturbed:  # what others spoiled serves this run at most
+                _write_flags(self.peer, self.isa, {**_read_flags(self.peer, self.isa), key: self.found[key]})
         return self.found[key]
 
 
 # ---- the flags that were found, kept ----
 
 
-def _flags_file() -> Path:
-    return cache_dir() / "bench" / "llamacpp-flags.json"
+def _flags_file(isa: str) -> Path:
+    return cache_dir() / "bench" / f"llamacpp-flags-{isa}.json"
 
 
-def _read_flags(peer: LlamaCpp) -> dict[str, Tuned]:
+def committed_flags(isa: str) -> dict[str, Tuned]:
+    """Flags found with this instruction set on the machines of docs/performance/cpu-vs-llamacpp.md."""
+    kept = json.loads((Path(__file__).parent / "kept_flags.json").read_text())
+    rows = kept["avx2" if isa in ("avx2", "avxvnni") else "avx512"]
+    return {
+        key: Tuned(tuple(Variant(format, tuple(flags.split())) for format, flags in finalists), {})
+        for key, finalists in rows.items()
+    }
+
+
+def _read_flags(peer: LlamaCpp, isa: str) -> dict[str, Tuned]:
     try:
-        kept = json.loads(_flags_file().read_text())
+        kept = json.loads(_flags_file(isa).read_text())
     except (OSError, ValueError):
         return {}
     if kept.get("peer") != peer.version() or kept.get("machine") != machine():
@@ -88,14 +102,14 @@ def _read_flags(peer: LlamaCpp) -> dict[str, Tuned]:
     }
 
 
-def _write_flags(peer: LlamaCpp, found: dict[str, Tuned]) -> None:
+def _write_flags(peer: LlamaCpp, isa: str, found: dict[str, Tuned]) -> None:
     rows = {
         key: {"finalists": [[v.format, v.flags] for v in one.finalists], "tried": one.tried}
         for key, one in found.items()
     }
-    _flags_file().parent.mkdir(parents=True, exist_ok=True)
+    _flags_file(isa).parent.mkdir(parents=True, exist_ok=True)
     kept = {"peer": peer.version(), "machine": machine(), "rows": rows}
-    _flags_file().write_text(json.dumps(kept, indent=1))
+    _flags_file(isa).write_text(json.dumps(kept, indent=1))
 
 
 def machine() -> str:

@@ -15,8 +15,7 @@ from versus.bench import Bench, measure_ceilings, median_ceilings
 from versus.comparison import Figure, Row
 from versus.peer_llamacpp import CACHES, DECODE_EXTRAS, PREFILL_EXTRAS, Variant, every_cache, tune
 
-PROMPT, TOKENS, PREFILL = 128, 64, 512
-CONTEXT = PROMPT + TOKENS // 2  # what a decode step sees on average
+PREFILL = 512
 # With a large model all flags would take too long to try: the best cache types, no other flags.
 LARGE_CACHES = (CACHES[0], CACHES[1], CACHES[4])
 
@@ -32,6 +31,22 @@ class ComparedModel:
     prefill_bar: float
     is_large: bool = False
     least_percent_of_limit: float | None = None  # decode, 1 stream
+    prefill_percent_of_limit: float | None = None
+
+    @property
+    def prompt(self) -> int:
+        """Tokens behind each stream of a decode row. A large model's prompts would take most of the time."""
+        return 32 if self.is_large else 128
+
+    @property
+    def tokens(self) -> int:
+        """Tokens that each stream of a decode row makes."""
+        return 32 if self.is_large else 64
+
+    @property
+    def context(self) -> int:
+        """What a decode step sees on average."""
+        return self.prompt + self.tokens // 2
 
     def rows(self) -> list[Row]:
         decode = [
@@ -39,7 +54,9 @@ class ComparedModel:
                 least_percent_of_limit=self.least_percent_of_limit if n == 1 else None)
             for n, bar in self.decode_bars.items()
         ]  # fmt: skip
-        return [*decode, Row(f"{self.name}.prefill", f"prefill {PREFILL}", "tok/s", self.prefill_bar)]
+        prefill = Row(f"{self.name}.prefill", f"prefill {PREFILL}", "tok/s", self.prefill_bar,
+                      least_percent_of_limit=self.prefill_percent_of_limit)  # fmt: skip
+        return [*decode, prefill]
 
     def variants(self, formats: tuple[str, ...]) -> list[Variant]:
         """The ways to run the peer that the search for its best flags starts with."""
@@ -60,7 +77,7 @@ def engine_rows(bench: Bench, model: ComparedModel) -> list[Row]:
         file = files[variant.format]
         if row.key.endswith("prefill"):
             return bench.peer.prefill_rate(file, PREFILL, variant.flags)
-        return bench.peer.decode_rate(file, _streams(row), PROMPT, TOKENS, variant.flags)
+        return bench.peer.decode_rate(file, _streams(row), model.prompt, model.tokens, variant.flags)
 
     variants = model.variants(tuple(files))
     finalists = {row.key: _finalists(bench, row, model.is_large, variants, peer_rate) for row in rows}
@@ -73,7 +90,7 @@ def engine_rows(bench: Bench, model: ComparedModel) -> list[Row]:
             def our_rate(row: Row = row) -> float:
                 if row.key.endswith("prefill"):
                     return engine_rates.prefill_rate(engine, PREFILL, bench.rng)
-                return engine_rates.decode_rate(engine, _streams(row), PROMPT, TOKENS, bench.rng)
+                return engine_rates.decode_rate(engine, _streams(row), model.prompt, model.tokens, bench.rng)
 
             contestants: list[tuple[str, Figure, Callable[[], float]]] = [("ours", row.ours, our_rate)]
             for variant in finalists[row.key]:
@@ -85,9 +102,9 @@ def engine_rows(bench: Bench, model: ComparedModel) -> list[Row]:
         ceilings.append(measure_ceilings(bench, ours_path))
     bench.ceilings[name] = median_ceilings(ceilings)
     for row in rows:
-        row.ours.limit = _rate_limit(bench, row, name, ours_path)
+        row.ours.limit = _rate_limit(bench, row, model, ours_path)
         for variant in finalists[row.key]:
-            row.theirs[str(variant)].limit = _rate_limit(bench, row, name, files[variant.format])
+            row.theirs[str(variant)].limit = _rate_limit(bench, row, model, files[variant.format])
     return rows
 
 
@@ -108,9 +125,9 @@ def _finalists(
     return tuned.finalists
 
 
-def _rate_limit(bench: Bench, row: Row, name: str, model: Path) -> float:
-    spec, ceilings = read_spec(model), bench.ceilings[name]
+def _rate_limit(bench: Bench, row: Row, model: ComparedModel, file: Path) -> float:
+    spec, ceilings = read_spec(file), bench.ceilings[model.name]
     if row.key.endswith("prefill"):
         return engine_rates.prefill_limit(spec, PREFILL, ceilings)
-    weights = engine_rates.step_weight_bytes(model, spec, _streams(row))
-    return engine_rates.decode_limit(spec, weights, _streams(row), CONTEXT, ceilings)
+    weights = engine_rates.step_weight_bytes(file, spec, _streams(row))
+    return engine_rates.decode_limit(spec, weights, _streams(row), model.context, ceilings)

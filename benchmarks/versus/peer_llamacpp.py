@@ -10,6 +10,7 @@ import json
 import os
 import shutil
 import subprocess
+import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,7 +22,8 @@ Extras = tuple[tuple[str, ...], ...]
 
 HOW_TO_GET = """\
 No llama.cpp found ({missing} missing). Give its folder with --llama-cpp DIR, or put its programs on PATH.
-To build one (10 to 20 minutes on 2 cores), from the sources that the PyPI package llama-cpp-python carries:
+To build one (10 to 20 minutes on 2 cores; for rows of AVX2 with GGML_NATIVE=OFF and GGML_AVX2, GGML_FMA,
+GGML_F16C and GGML_BMI2 ON), from the sources that the PyPI package llama-cpp-python carries:
 
     pip download --no-binary llama-cpp-python --no-deps llama-cpp-python==0.3.36
     tar xf llama_cpp_python-0.3.36.tar.gz
@@ -68,6 +70,16 @@ class LlamaCpp:
             check=False,
         )
         return " ".join((done.stdout + done.stderr).split("\n", 1)[0].split())
+
+    def has_avx512(self) -> bool | None:
+        """Whether the build uses AVX-512; None if it has no library to ask, as static builds do."""
+        library = self.folder / "libggml-cpu.so"
+        if not library.exists():
+            return None
+        ask = "import ctypes, sys; print(ctypes.CDLL(sys.argv[1]).ggml_cpu_has_avx512())"
+        command = [sys.executable, "-c", ask, str(library)]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+        return None if done.returncode else done.stdout.strip() == "1"
 
     def quantize(self, source: Path, target: Path, format: str) -> Path:
         """Requantizes an already quantized file where needed: speed is compared here, not quality."""

@@ -7,18 +7,19 @@ set(RL_FLAGS_portable "")
 
 if(CMAKE_SYSTEM_PROCESSOR MATCHES "^(x86_64|AMD64|amd64)$")
   set(RL_FLAGS_avx2 -mavx2 -mfma -mf16c)
+  set(RL_FLAGS_avxvnni ${RL_FLAGS_avx2} -mavxvnni)
   set(RL_FLAGS_avx512vnni -mavx512f -mavx512bw -mavx512vl -mavx512dq -mavx512vnni -mf16c -mfma
       -mprefer-vector-width=512)
   set(RL_FLAGS_avx512 ${RL_FLAGS_avx512vnni} -mavx512bf16 -mavx512vbmi)
   set(RL_FLAGS_amx ${RL_FLAGS_avx512} -mamx-tile -mamx-bf16 -mamx-int8)
-  set(isas avx2 avx512vnni avx512 amx)
+  set(isas avx2 avxvnni avx512vnni avx512 amx)
   if(RL_SANITIZE)
     # Sanitizers do not see what a tile load reads; test_amx_emulated shows them the same kernels.
     list(REMOVE_ITEM isas amx)
     # A sanitized build is only ever run here: kernels that this CPU cannot run would be compiled for nothing.
     if(EXISTS /proc/cpuinfo)
       file(STRINGS /proc/cpuinfo cpu_flags REGEX "^flags" LIMIT_COUNT 1)
-      foreach(needed IN ITEMS avx2:avx2 avx512vnni:avx512_vnni avx512:avx512_bf16)
+      foreach(needed IN ITEMS avx2:avx2 avxvnni:avx_vnni avx512vnni:avx512_vnni avx512:avx512_bf16)
         string(REPLACE ":" ";" needed ${needed})
         list(GET needed 0 isa)
         list(GET needed 1 flag)

@@ -136,7 +136,8 @@ typedef struct {
 
 int32_t rl_abi_version(void);
 const char* rl_last_error(void);
-/* Comma-separated names of the instruction sets that run here, best first: amx, avx512, avx512vnni, avx2, portable. */
+/* Comma-separated names of the instruction sets that run here, best first: amx, avx512, avx512vnni, avxvnni,
+ * avx2, portable. */
 const char* rl_available_isas(void);
 
 /* ---- packing ---- */

@@ -2,6 +2,9 @@
 // machines advertise sets that trap, others hide details of sets that work.
 #include "isa.h"
 
+#if defined(RL_HAS_AVXVNNI)
+#include <cpuid.h>
+#endif
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -17,6 +20,14 @@ struct Candidate {
   int runs = -1;  // unknown yet, no, yes
 };
 
+#if defined(RL_HAS_AVXVNNI)
+// Leaf 7, subleaf 1: the 256-bit byte dot product in VEX encoding, on CPUs without AVX-512 too. Not every compiler has a name for it.
+bool claims_avx_vnni() {
+  unsigned a = 0, b = 0, c = 0, d = 0;
+  return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __get_cpuid_count(7, 1, &a, &b, &c, &d) && (a >> 4 & 1);
+}
+#endif
+
 Candidate candidates[] = {
 #if defined(RL_HAS_AMX)
     // No CPUID leaf is asked for AMX itself: some machines hide it. The trial asks the kernel for permission.
@@ -28,6 +39,9 @@ Candidate candidates[] = {
 #endif
 #if defined(RL_HAS_AVX512VNNI)
     {"avx512vnni", avx512vnni_kernels, [] { return bool(__builtin_cpu_supports("avx512vnni")); }},
+#endif
+#if defined(RL_HAS_AVXVNNI)
+    {"avxvnni", avxvnni_kernels, claims_avx_vnni},
 #endif
 #if defined(RL_HAS_AVX2)
     {"avx2", avx2_kernels, [] { return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma"); }},

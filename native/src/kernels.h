@@ -15,6 +15,7 @@ enum class InputKind : int32_t {
   Bf16,         // bf16 pairs, for bf16 weights
   Int8,         // signed bytes and a scale per group of 32
   Int8Expanded, // the same, for 4-bit weights that are first expanded to bytes with one scale per output
+  Int8Coded,    // the same, for 4- and 6-bit weights whose scales are first turned into integers (AVX2)
   Int16,        // 15 bits in two signed bytes ("limbs", 128 · high + low) and a scale per group of 32
   Int16PerRow,  // the same with one scale for the row, for weights with one scale per output
   Bf16Rows,     // bf16, row after row, for AMX tiles
@@ -31,9 +32,11 @@ constexpr bool has_two_limbs(InputKind kind) { return kind == InputKind::Int16 |
 
 constexpr int kRowsForExpanding = 96;  // to bytes; fewer rows do not pay for it
 
+constexpr bool has_one_limb(InputKind kind) {
+  return kind == InputKind::Int8 || kind == InputKind::Int8Expanded || kind == InputKind::Int8Coded;
+}
 constexpr int bytes_per_input(InputKind kind) {
-  if (kind == InputKind::Float) return 4;
-  return kind == InputKind::Int8 || kind == InputKind::Int8Expanded ? 1 : 2;
+  return kind == InputKind::Float ? 4 : has_one_limb(kind) ? 1 : 2;
 }
 
 // How the rows of a step are cut into tiles for the linear kernels: as even as possible, none above `most`.
@@ -59,7 +62,8 @@ struct Inputs {
   uint8_t* high;   // the values, or their high limbs
   uint8_t* low;    // low limbs
   float* scales;   // [tile][group][row of the tile]
-  float* sums;     // [tile][group][part][row]: sum of the part's inputs; with an offset: of their integers, times it
+  float* sums;     // [tile][group][part][row]: sum of the part's inputs; with an offset: of their integers, times it.
+                   // Int8Coded with an offset: two 16-bit sums, of the first and the second two inputs of all quads
   int32_t offset;  // weights are scale · (q + offset) as they are multiplied; 0: they have separate minima
   int parts;       // of a group, with a sum each: 1 or 2
 };
@@ -176,6 +180,7 @@ struct Kernels {
 
 const Kernels* portable_kernels();
 const Kernels* avx2_kernels();
+const Kernels* avxvnni_kernels();
 const Kernels* avx512vnni_kernels();
 const Kernels* avx512_kernels();
 const Kernels* amx_kernels();

@@ -14,9 +14,15 @@
 #elif defined(__AVX512F__)
 #include "kernels/linear_expanded.h"
 #define RL_EXPANDS_TO_BYTES
-#elif defined(__AVX2__)
+#elif defined(__AVXVNNI__)
+#include "kernels/linear_expanded.h"
 #include "kernels/linear_pairs.h"
-#define RL_ADDS_PAIRS
+#define RL_EXPANDS_TO_BYTES
+#define RL_BOTH_HALVES
+#elif defined(__AVX2__)
+#include "kernels/linear_coded.h"
+#define RL_CODES_SCALES
+#define RL_BOTH_HALVES
 #endif
 
 #define RL_JOIN(a, b) a##b
@@ -36,6 +42,9 @@ inline InputKind input_kind(int format, int rows, bool deterministic) {
 #endif
 #if defined(RL_EXPANDS_TO_BYTES)
   if (!deterministic && (is_four_bit(format) || format == RL_Q6_K) && rows >= kRowsForExpanding) return InputKind::Int8Expanded;
+#endif
+#if defined(RL_CODES_SCALES)
+  if (!deterministic && rows >= rows_for_coding(format)) return InputKind::Int8Coded;
 #endif
   if (format == RL_BF16) return InputKind::Bf16;
   if (format == RL_Q8_C) return InputKind::Int16PerRow;
@@ -57,8 +66,14 @@ inline void panel_products(const rl_matrix& m, int panel, int count, const Input
       continue;
     }
 #endif
-#if defined(RL_ADDS_PAIRS)
-    if (in.kind == InputKind::Int8 || in.kind == InputKind::Int16) {
+#if defined(RL_CODES_SCALES)
+    if (in.kind == InputKind::Int8Coded) {
+      coded_panel_product(m, panel + p, in, first, end, out + p * kPanel, stride, add_to, scratch);
+      continue;
+    }
+#endif
+#if defined(RL_BOTH_HALVES)
+    if (computes_both_halves(m.format, in.kind)) {
       pair_panel_product(m, panel + p, in, first, end, out + p * kPanel, stride, add_to, scratch);
       continue;
     }
@@ -79,13 +94,17 @@ inline void attend(const KvHead& kv, const AttentionRow* rows, int count, float 
 constexpr int kOwnRows = kLinearRows;
 constexpr size_t kInputBlockBytes = 384 << 10;
 inline size_t panel_scratch_bytes([[maybe_unused]] int k) {
+  size_t bytes = 64;
 #if defined(RL_EXPANDS_TO_BYTES)
-  return expanded_bytes(k);
-#elif defined(RL_ADDS_PAIRS)
-  return expanded_scales_bytes(k);
-#else
-  return 64;
+  bytes = std::max(bytes, expanded_bytes(k));
 #endif
+#if defined(RL_CODES_SCALES)
+  bytes = std::max(bytes, coded_bytes());
+#endif
+#if defined(RL_BOTH_HALVES)
+  bytes = std::max(bytes, expanded_scales_bytes(k));
+#endif
+  return bytes;
 }
 inline void start_thread() {}
 #endif

@@ -5,6 +5,8 @@
 #include <time.h>
 
 #include <chrono>
+
+#include "topology.h"
 #if defined(__x86_64__)
 #include <immintrin.h>
 #endif
@@ -34,31 +36,41 @@ void Phase::nap() {
 
 namespace {
 
-// Worker i to the i-th CPU this process may use, where there is one for each. Not on one or two CPUs: there the HTTP
-// process shares them, and a pinned thread could not step aside.
-void pin(std::thread& thread, int index, int count) {
+// The CPUs of `count` threads, where there is one for each; else none: threads then run anywhere. Not on one or two CPUs: there
+// the HTTP process shares them, and a pinned thread could not step aside.
+std::vector<int> own_cpus(int count) {
 #if defined(__linux__)
-  cpu_set_t allowed, one;
-  if (count <= 2 || sched_getaffinity(0, sizeof allowed, &allowed) || CPU_COUNT(&allowed) < count) return;
-  int seen = 0;
+  cpu_set_t allowed;
+  if (count <= 2 || sched_getaffinity(0, sizeof allowed, &allowed) || CPU_COUNT(&allowed) < count) return {};
+  std::vector<int> cpus;
   for (int cpu = 0; cpu < CPU_SETSIZE; cpu++)
-    if (CPU_ISSET(cpu, &allowed) && seen++ == index) {
-      CPU_ZERO(&one);
-      CPU_SET(cpu, &one);
-      pthread_setaffinity_np(thread.native_handle(), sizeof one, &one);
-    }
+    if (CPU_ISSET(cpu, &allowed)) cpus.push_back(cpu);
+  return placement("", cpus);
 #else
-  (void)thread, (void)index, (void)count;
+  (void)count;
+  return {};
+#endif
+}
+
+void pin(std::thread& thread, int cpu) {
+#if defined(__linux__)
+  cpu_set_t one;
+  CPU_ZERO(&one);
+  CPU_SET(cpu, &one);
+  pthread_setaffinity_np(thread.native_handle(), sizeof one, &one);
+#else
+  (void)thread, (void)cpu;
 #endif
 }
 
 }  // namespace
 
 ThreadPool::ThreadPool(int count, void (*begin)()) : count_(count), begin_(begin) {
+  const std::vector<int> cpus = own_cpus(count_);
   try {
     for (int i = 1; i < count_; i++) {
       threads_.emplace_back([this, i] { worker(i); });
-      pin(threads_.back(), i, count_);
+      if (!cpus.empty()) pin(threads_.back(), cpus[size_t(i)]);
     }
   } catch (...) {  // the system has no more threads: those that run must end before the pool does
     stop();

@@ -20,21 +20,28 @@ using ridgeline::kPanel;
 using ridgeline::padded_k;
 
 inline const char* kind_name(InputKind kind) {
-  const char* const names[] = {"Float", "Bf16", "Int8", "Int8Expanded", "Int16", "Int16PerRow", "Bf16Rows", "Int16Rows"};
+  const char* const names[] = {"Float", "Bf16", "Int8", "Int8Expanded", "Int8Coded", "Int16", "Int16PerRow", "Bf16Rows", "Int16Rows"};
   return names[int(kind)];
 }
 inline bool row_after_row(InputKind kind) { return kind == InputKind::Bf16Rows || kind == InputKind::Int16Rows; }
 
-inline bool expands_to_bytes(const Kernels& kernels) { return std::string(kernels.name).rfind("avx512", 0) == 0; }
+inline bool expands_to_bytes(const Kernels& kernels) {
+  const std::string name = kernels.name;
+  return name.rfind("avx512", 0) == 0 || name == "avxvnni";
+}
+inline bool codes_scales(const Kernels& kernels) { return std::string(kernels.name) == "avx2"; }
+inline bool is_expanded(InputKind kind) { return kind == InputKind::Int8Expanded || kind == InputKind::Int8Coded; }
 
-// The forms of inputs a format is multiplied with; the last ones on AMX tiles, or AVX-512 without them, only.
+// The forms of inputs a format is multiplied with; the last ones on some sets only.
 inline std::vector<InputKind> kinds_of(const Kernels& kernels, int format, bool amx) {
   std::vector<InputKind> kinds;
   if (format == RL_F32) return {InputKind::Float};
   if (format == RL_BF16) kinds = {InputKind::Bf16};
   else if (format == RL_Q8_C) kinds = {InputKind::Int16PerRow};
   else kinds = {InputKind::Int8, InputKind::Int16};
-  if ((ridgeline::is_four_bit(format) || format == RL_Q6_K) && expands_to_bytes(kernels)) kinds.push_back(InputKind::Int8Expanded);
+  const bool few_bits = ridgeline::is_four_bit(format) || format == RL_Q6_K;
+  if (few_bits && expands_to_bytes(kernels)) kinds.push_back(InputKind::Int8Expanded);
+  if (few_bits && codes_scales(kernels)) kinds.push_back(InputKind::Int8Coded);
   if (amx && format != RL_Q6_K) kinds.push_back(format == RL_Q8_C ? InputKind::Int16Rows : InputKind::Bf16Rows);
   return kinds;
 }
@@ -121,7 +128,7 @@ inline Expected dot(int format, InputKind kind, const float* w, const std::vecto
     }
     // A quantized weight is scale · q + minimum: at most 2 and 1 times as large as the largest weight (and 1 % for an
     // uneven range), and the two are summed apart.
-    spread += 3.06 * (format == RL_Q8_C || kind == InputKind::Int8Expanded ? row_most : most) * inputs;
+    spread += 3.06 * (format == RL_Q8_C || is_expanded(kind) ? row_most : most) * inputs;
   }
   // Floats: a product and a sum for each input. Quantized: exact inside a group, then both parts are rounded and added.
   const bool by_group = ridgeline::is_quantized(format) && kind != InputKind::Bf16Rows;
@@ -160,12 +167,15 @@ inline std::vector<float> random_weights(Random& random, const Case& c) {
   // Every q but a group's first is the largest: Q4_H reaches from -8 to 7, and a group's largest size becomes -8.
   for (size_t i = 0; i < w.size() && c.aligned; i++)
     w[i] = i % size_t(c.k) % kGroup == 0 ? -1.0f : c.format == RL_Q4_H ? 0.875f : 1.0f;
+  // Every other output has the least q instead: -8 and -32 with the offset, in formats that have one.
+  for (size_t i = 0; i < w.size() && c.aligned && ridgeline::group_offset(c.format); i++)
+    if (i / size_t(c.k) % 2) w[i] = 1.0f;
   return w;
 }
 
-// The weights as they are after expanding to bytes, found by multiplying them with one input at a time; each must be
+// The weights as they are after expanding, found by multiplying them with one input at a time. As bytes, each must be
 // within half a step (and what 16-bit arithmetic adds) of what is packed, a step being a 127th of what the output's
-// groups can hold at most.
+// groups can hold at most. With coded scales it must be within a 15,000th of that: 15 or 32 times half a unit of the scales.
 inline std::vector<float> expanded_weights(const Kernels& kernels, const Packed& packed, const Case& c) {
   rl_matrix plain = packed.matrix;
   plain.bias = nullptr;
@@ -181,7 +191,8 @@ inline std::vector<float> expanded_weights(const Kernels& kernels, const Packed&
     for (int i = 0; i < c.k; i++) {
       about("%s expanded, [%d, %d], output %d, input %d, seed %llu", format_name(c.format), c.n, c.k, o, i,
             static_cast<unsigned long long>(c.seed));
-      CHECK_NEAR(seen[size_t(i) * stride + o], double(w[size_t(o) * c.k + i]), 0.52 * step + 1e-30);
+      const double tolerance = c.kind == InputKind::Int8Coded ? step * 127 / 15000 : 0.52 * step;
+      CHECK_NEAR(seen[size_t(i) * stride + o], double(w[size_t(o) * c.k + i]), tolerance + 1e-30);
       w[size_t(o) * c.k + i] = seen[size_t(i) * stride + o];
     }
   }
@@ -199,7 +210,7 @@ inline void check_case(const Kernels& kernels, const Case& c) {
   const std::vector<float> out = multiply(kernels, packed.matrix, prepared, before, c.add);
 
   const std::vector<float> w =
-      c.kind == InputKind::Int8Expanded ? expanded_weights(kernels, packed, c) : packed.all();
+      is_expanded(c.kind) ? expanded_weights(kernels, packed, c) : packed.all();
   for (int row = 0; row < c.rows; row++) {
     const std::vector<double> inputs = rounded_inputs(c.kind, &x[size_t(row) * c.k], c.k);
     for (int o = 0; o < int(stride); o++) {

@@ -102,7 +102,7 @@ def test_poolings_are_those_of_sentence_transformers(tmp_path: Path, mode: str) 
         assert np.abs(fast - expected).max() < 1e-5
 
 
-@pytest.mark.parametrize("isa", ["avx512", "avx512vnni", "avx2", "portable"])
+@pytest.mark.parametrize("isa", ["avx512", "avx512vnni", "avxvnni", "avx2", "portable"])
 def test_a_text_has_the_same_vector_alone_and_in_any_company(tmp_path: Path, isa: str) -> None:
     from ridgeline.ops.cpu.library import available_isas
 

@@ -26,7 +26,7 @@ pytest.importorskip("scikit_build_core", reason="the build backend is installed 
 
 CHECKOUT = Path(__file__).parents[2]
 BUILD = "import sys; from scikit_build_core import build; print(getattr(build, sys.argv[1])(sys.argv[2], {}))"
-ONE_ISA = [f"RL_COMPILES_{isa}=OFF" for isa in ("avx2", "avx512vnni", "avx512", "amx")]
+ONE_ISA = [f"RL_COMPILES_{isa}=OFF" for isa in ("avx2", "avxvnni", "avx512vnni", "avx512", "amx")]
 QUICK = {
     "SKBUILD_CMAKE_BUILD_TYPE": "Debug",
     "SKBUILD_CMAKE_DEFINE": ";".join([*ONE_ISA, "RL_PORTABLE=ON"]),
@@ -186,7 +186,7 @@ def test_the_library_exports_its_interface_and_nothing_else() -> None:
 
 
 @pytest.mark.skipif(platform.machine() != "x86_64", reason="one instruction set only")
-@pytest.mark.parametrize("isa", ["avx2", "avx512vnni", "avx512", "amx"])
+@pytest.mark.parametrize("isa", ["avx2", "avxvnni", "avx512vnni", "avx512", "amx"])
 def test_the_code_of_an_instruction_set_is_reached_through_its_table_alone(isa: str) -> None:
     # An inline function that other objects know by name could be linked in for all of them, and then kill the
     # process on a CPU that lacks the set. What kernels use belongs in an anonymous namespace.

@@ -45,6 +45,8 @@ constexpr bool is_integer() {
 template <int kKv>
 struct KvLayout {
   static constexpr int kPack = kKv == RL_KV_F32 ? 1 : kKv == RL_KV_BF16 ? 2 : 4;  // elements that share a dword
+  // Bytes of the queries or weights that a dword is multiplied with. bf16 pairs may be kept as floats, rounded to bf16.
+  static constexpr int kInputBytes = kKv == RL_KV_BF16 && kBf16AsFloats ? 8 : 4;
 };
 
 inline void quantize_limbs(const float* x, int n, int8_t* high, int8_t* low, float* scale, float* sum) {
@@ -71,6 +73,8 @@ template <int kKv>
 inline void prepare_query(const float* query, int dim, AttentionScratch& s, int row) {
   if constexpr (kKv == RL_KV_F32) {
     std::memcpy(s.queries[0][row], query, size_t(dim) * 4);
+  } else if constexpr (kKv == RL_KV_BF16 && kBf16AsFloats) {
+    for (int i = 0; i < dim; i += kLanes) store(reinterpret_cast<float*>(s.queries[0][row]) + i, rounded_bf16(load(query + i)));
   } else if constexpr (kKv == RL_KV_BF16) {
     for (int i = 0; i < dim; i += kLanes) store_bf16(reinterpret_cast<uint16_t*>(s.queries[0][row]) + i, load(query + i));
   } else {
@@ -108,6 +112,20 @@ RL_INLINE inline void products(F (&acc)[R * B * V], const uint8_t* const (&packe
     repeat<R * B * V>([&](auto j) RL_INLINE { dots[j] = shift_left(dots[j], 7); });
     for (int i = 0; i < count; i++) dot_rows<kKv, R, B, V>(dots, packed, i * next, x_low + i * 4, x_stride);
     repeat<R * B * V>([&](auto j) RL_INLINE { acc[j] = to_float(dots[j]); });
+  } else if constexpr (KvLayout<kKv>::kInputBytes == 8) {
+    for (int i = 0; i < count; i++) {
+      F low[B * V], high[B * V];
+      repeat<B * V>([&](auto j) RL_INLINE {
+        const Bytes w = load_bytes(packed[j / V] + i * next + j % V * kLanes * 4);
+        low[j] = low_bf16(w), high[j] = high_bf16(w);
+      });
+      repeat<R>([&](auto r) RL_INLINE {
+        const float* x = reinterpret_cast<const float*>(x_high + i * 8 + r * x_stride);
+        const F first = set(x[0]), second = set(x[1]);
+        repeat<B * V>([&](auto j) RL_INLINE { acc[r * B * V + j] = fma(low[j], first, acc[r * B * V + j]); });
+        repeat<B * V>([&](auto j) RL_INLINE { acc[r * B * V + j] = fma(high[j], second, acc[r * B * V + j]); });
+      });
+    }
   } else {
     for (int i = 0; i < count; i++) {
       const uint8_t* x = x_high + i * 4;
@@ -177,7 +195,9 @@ inline void chunk_softmax(const KvHead& kv, const int32_t* table, const Attentio
   for (int i = 0; i < keys; i += kLanes) {
     const F p = empty ? zero() : exp_negative(sub(load(scores + i), set(now)));  // a NaN stays one
     sums = add(sums, p);
-    if constexpr (kKv == RL_KV_BF16)
+    if constexpr (kKv == RL_KV_BF16 && kBf16AsFloats)
+      store(reinterpret_cast<float*>(s.weights[0][r]) + i, rounded_bf16(p));
+    else if constexpr (kKv == RL_KV_BF16)
       store_bf16(reinterpret_cast<uint16_t*>(s.weights[0][r]) + i, p);
     else
       store(scores + i, p);
@@ -206,7 +226,7 @@ inline void chunk_softmax(const KvHead& kv, const int32_t* table, const Attentio
 // out = out · correction + Σ over the chunk's valid tokens of weight · value, for R rows and V vectors of the head.
 template <int kKv, int R, int V>
 inline void chunk_values(const KvHead& kv, const int32_t* blocks, AttentionScratch& s, int row, int valid, int at) {
-  constexpr int kPack = KvLayout<kKv>::kPack, kPerBlock = kBlock / kPack;  // dwords of a block
+  constexpr int kPack = KvLayout<kKv>::kPack, kPerBlock = kBlock / kPack, kInputBytes = KvLayout<kKv>::kInputBytes;
   constexpr size_t kRowBytes = sizeof s.weights[0][0];
   const size_t next = size_t(kv.head_dim) * 4, offset = size_t(at) * 4;
   F acc[R * V];
@@ -216,7 +236,7 @@ inline void chunk_values(const KvHead& kv, const int32_t* blocks, AttentionScrat
   for (int done = 0; done < valid; done += kBlock) {
     const uint8_t* const values[1] = {kv.values + size_t(blocks[done / kBlock]) * kv.block_bytes + offset};
     const int tokens = std::min(kBlock, valid - done), whole = tokens / kPack;
-    const uint8_t* x = s.weights[0][row] + done / kPack * 4;
+    const uint8_t* x = s.weights[0][row] + done / kPack * kInputBytes;
     if constexpr (is_integer<kKv>()) {  // bytes beyond the last token are multiplied with zeros, exactly
       F part[R * V];
       products<kKv, R, 1, V>(part, values, next, kPerBlock, x, s.weights[1][row] + done / kPack * 4, kRowBytes);
@@ -226,7 +246,11 @@ inline void chunk_values(const KvHead& kv, const int32_t* blocks, AttentionScrat
       if (kKv == RL_KV_BF16 && tokens % 2)  // the odd one's neighbour may hold anything
         repeat<V>([&](auto v) RL_INLINE {
           const Bytes w = low_halves(load_bytes(values[0] + whole * next + v * kLanes * 4));
-          repeat<R>([&](auto r) RL_INLINE { acc[r * V + v] = dot_bf16(acc[r * V + v], w, x + r * kRowBytes + whole * 4); });
+          repeat<R>([&](auto r) RL_INLINE {
+            const uint8_t* last = x + r * kRowBytes + whole * kInputBytes;
+            if constexpr (kInputBytes == 8) acc[r * V + v] = fma(low_bf16(w), set(*reinterpret_cast<const float*>(last)), acc[r * V + v]);
+            else acc[r * V + v] = dot_bf16(acc[r * V + v], w, last);
+          });
         });
     }
   }

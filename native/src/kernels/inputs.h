@@ -47,6 +47,14 @@ inline void quantize_group(const float* x, float inverse, bool two_limbs, int8_t
   sums[0] = sum_int(totals[0]), sums[1] = sum_int(totals[1]);
 }
 
+// offset · Σ x of the first two inputs of n / 4 quads, and of their last two, as 16-bit halves of one dword.
+inline void store_pair_sums(const int8_t* x, int n, int offset, float* out) {
+  int32_t sums[2] = {0, 0};
+  for (int i = 0; i < n; i += 4) sums[0] += x[i] + x[i + 1], sums[1] += x[i + 2] + x[i + 3];
+  const int16_t halves[2] = {int16_t(offset * sums[0]), int16_t(offset * sums[1])};
+  std::memcpy(out, halves, 4);
+}
+
 inline float largest_size(const float* x, int n) {
   F most = zero();
   for (int i = 0; i < n; i += kLanes) most = max(most, size(load(x + i)));
@@ -91,7 +99,8 @@ inline void prepare_quantized(const float* x, const Inputs& in, int row) {
       for (int part = 0; part < in.parts; part++) {
         float& at = in.sums[slot.sum_at + (size_t(g) * in.parts + part) * slot.stride];
         const int32_t corrected = in.offset * (in.parts == 2 ? halves[part] : total);
-        if (in.offset) std::memcpy(&at, &corrected, 4);
+        if (in.offset && in.kind == InputKind::Int8Coded) store_pair_sums(high + part * kGroup / 2, kGroup / in.parts, in.offset, &at);
+        else if (in.offset) std::memcpy(&at, &corrected, 4);
         else at = scale * float(total);
       }
     }

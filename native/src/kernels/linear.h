@@ -163,40 +163,39 @@ template <int R, bool kTwoLimbs>
 void six_bit_tile(const uint8_t* panel, int k, const TileInputs& in, const float* bias, float* out, size_t stride, bool add_to) {
   const int groups = k / kGroup;
   const size_t share = ridgeline::panel_bytes(RL_Q6_K, k) / size_t(groups);
-  for (int lane = 0; lane < kPanel; lane += kLanes) {
-    const uint8_t* quants = panel + ridgeline::quants_offset(RL_Q6_K, k) + lane * 4;
-    const uint8_t *high = in.high, *low = in.low, *ahead = panel + kAhead;
-    const float *scales = in.scales, *sums = in.sums;
-    F acc[R];
-    repeat<R>([&](auto r) RL_INLINE { acc[r] = zero(); });
-    for (int g = 0; g < groups; g++) {
-      for (; ahead < panel + kAhead + size_t(g + 1) * share; ahead += 64) prefetch(ahead);
-      const uint8_t* units = panel + size_t(g / 8) * ridgeline::super_bytes(RL_Q6_K);
-      const F unit = load_half(reinterpret_cast<const uint16_t*>(units) + lane);
-      repeat<2>([&](auto half) RL_INLINE {
-        I dots[R], tops[R];  // of the low limb, or of the only one; of the high limb
-        repeat<R>([&](auto r) RL_INLINE { dots[r] = set_int(load_dword(sums + half * R + r)), tops[r] = zero_int(); });
-        const Bytes uppers = load_bytes(quants + (4 + half) * kPanel * 4);
-        repeat<2>([&](auto j) RL_INLINE {
-          const Bytes w = load_bytes(quants + (2 * half + j) * kPanel * 4);
-          const Bytes first = six_bits<2 * j>(low_nibbles(w), uppers), second = six_bits<2 * j + 1>(high_nibbles(w), uppers);
-          repeat<R>([&](auto r) RL_INLINE {
-            const int at = ((4 * half + 2 * j) * R + r) * 4, next = at + R * 4;
-            dots[r] = dot(dot(dots[r], first, (kTwoLimbs ? low : high) + at), second, (kTwoLimbs ? low : high) + next);
-            if constexpr (kTwoLimbs) tops[r] = dot(dot(tops[r], first, high + at), second, high + next);
-          });
-        });
-        const F scale = mul(unit, load_signed(units + (2 + g % 8 * 2 + half) * kPanel + lane));
+  const uint8_t* quants = panel + ridgeline::quants_offset(RL_Q6_K, k);
+  const uint8_t *high = in.high, *low = in.low, *ahead = panel + kAhead;
+  const float *scales = in.scales, *sums = in.sums;
+  F acc[kHalves][R];
+  repeat<kHalves * R>([&](auto i) RL_INLINE { acc[i / R][i % R] = zero(); });
+  for (int g = 0; g < groups; g++) {
+    for (; ahead < panel + kAhead + size_t(g + 1) * share; ahead += 64) prefetch(ahead);
+    const uint8_t* units = panel + size_t(g / 8) * ridgeline::super_bytes(RL_Q6_K);
+    repeat<2 * kHalves>([&](auto part) RL_INLINE {
+      constexpr int half = part % 2, lane = part / 2 * kLanes;  // of the group's inputs; of the panel's outputs
+      I dots[R], tops[R];  // of the low limb, or of the only one; of the high limb
+      repeat<R>([&](auto r) RL_INLINE { dots[r] = set_int(load_dword(sums + half * R + r)), tops[r] = zero_int(); });
+      const Bytes uppers = load_bytes(quants + (4 + half) * kPanel * 4 + lane * 4);
+      repeat<2>([&](auto j) RL_INLINE {
+        const Bytes w = load_bytes(quants + (2 * half + j) * kPanel * 4 + lane * 4);
+        const Bytes first = six_bits<2 * j>(low_nibbles(w), uppers), second = six_bits<2 * j + 1>(high_nibbles(w), uppers);
         repeat<R>([&](auto r) RL_INLINE {
-          if constexpr (kTwoLimbs) dots[r] = add_int(dots[r], shift_left(tops[r], 7));
-          acc[r] = fma(to_float(dots[r]), mul(scale, set(scales[r])), acc[r]);
+          const int at = ((4 * half + 2 * j) * R + r) * 4, next = at + R * 4;
+          dots[r] = dot(dot(dots[r], first, (kTwoLimbs ? low : high) + at), second, (kTwoLimbs ? low : high) + next);
+          if constexpr (kTwoLimbs) tops[r] = dot(dot(tops[r], first, high + at), second, high + next);
         });
       });
-      quants += ridgeline::group_quant_bytes(RL_Q6_K), high += kGroup * R, scales += R, sums += 2 * R;
-      if constexpr (kTwoLimbs) low += kGroup * R;
-    }
-    finish<R>(acc, bias, lane, out, stride, add_to);
+      const F unit = load_half(reinterpret_cast<const uint16_t*>(units) + lane);
+      const F scale = mul(unit, load_signed(units + (2 + g % 8 * 2 + half) * kPanel + lane));
+      repeat<R>([&](auto r) RL_INLINE {
+        if constexpr (kTwoLimbs) dots[r] = add_int(dots[r], shift_left(tops[r], 7));
+        acc[part / 2][r] = fma(to_float(dots[r]), mul(scale, set(scales[r])), acc[part / 2][r]);
+      });
+    });
+    quants += ridgeline::group_quant_bytes(RL_Q6_K), high += kGroup * R, scales += R, sums += 2 * R;
+    if constexpr (kTwoLimbs) low += kGroup * R;
   }
+  repeat<kHalves>([&](auto i) RL_INLINE { finish<R>(acc[i], bias, i * kLanes, out, stride, add_to); });
 }
 
 // One scale per output, one per input row: the group sums are only there to correct for the offset of 128.

@@ -6,9 +6,14 @@
 // they are widened to 32 bits once per group instead of once per pair. The integers are the same as in linear.h, and so is the order of the
 // float sums.
 //
-// Both halves of a panel are computed in one pass: a second pass would leave the memory idle.
+// Both halves of a panel are computed in one pass: a second pass would leave the memory idle. AVX-VNNI has the same passes over
+// other sums of a group (linear_vnni.h).
 #pragma once
+#if defined(__AVXVNNI__)
+#include "linear_vnni.h"
+#else
 #include "linear.h"
+#endif
 
 namespace {
 
@@ -20,6 +25,7 @@ struct Ahead {
   size_t bytes;
 };
 
+#if !defined(__AVXVNNI__)
 // In assembler, and volatile: GCC 12 would load the inputs of both halves of a panel at once, and then store what 16 registers
 // cannot hold.
 RL_INLINE inline I broadcast(const uint8_t* inputs) {
@@ -77,6 +83,8 @@ struct GroupSums {
   }
 };
 
+#endif
+
 // The same as integers, for one limb or two. Two are computed at once for one row, else one after the other: 16 registers.
 template <int R, int V, bool kTwoLimbs, bool kFourBit>
 RL_INLINE inline void group_totals(I (&totals)[V][R], const uint8_t* quants, const uint8_t* const (&x)[2]) {
@@ -110,7 +118,7 @@ template <int R, int kFormat, bool kTwoLimbs>
 void pair_tile(const uint8_t* panel, int k, const TileInputs& in, const float* bias, float* out, size_t stride, bool add_to,
                Ahead ahead, const float* expanded) {
   constexpr bool kFourBit = is_four_bit(kFormat), kOffset = kFormat == RL_Q4_H || kFormat == RL_Q8_H;
-  constexpr int V = R * (kFourBit ? 1 : 2) <= kPairSums / 2 ? 2 : 1;  // vectors of outputs at once
+  constexpr int V = kDotTakesBytes || R * (kFourBit ? 1 : 2) <= kPairSums / 2 ? 2 : 1;  // vectors of outputs at once
   const size_t minima = ridgeline::minima_offset(kFormat, k);
   const int groups = k / kGroup;
   const size_t share = (ahead.bytes + size_t(groups) - 1) / size_t(groups);
@@ -144,6 +152,8 @@ void pair_tile(const uint8_t* panel, int k, const TileInputs& in, const float* b
 }
 
 // ---- six bits: a scale for 16 weights ----
+
+#if !defined(__AVXVNNI__)
 
 // Weights less 32 are -32 … 31: their sizes are multiplied with the inputs under the weights' signs. Four pairs are at most
 // 4 · 2 · 32 · 127 = 32,512 in size, and are widened by the 16 weights' scale itself. A group's sum of integers is at most
@@ -223,6 +233,8 @@ void six_bit_pair_tile(const uint8_t* panel, int k, const TileInputs& in, const 
   repeat<kHalves>([&](auto half) RL_INLINE { finish<R>(acc[half], bias, half * kLanes, out, stride, add_to); });
 }
 
+#endif
+
 using PairKernel = void (*)(const uint8_t*, int, const TileInputs&, const float*, float*, size_t, bool, Ahead, const float*);
 
 template <int R>
@@ -232,8 +244,10 @@ PairKernel pair_kernel(int format, bool two_limbs) {
     case RL_Q4_HM: return two_limbs ? pair_tile<R, RL_Q4_HM, true> : pair_tile<R, RL_Q4_HM, false>;
     case RL_Q4_K: return two_limbs ? pair_tile<R, RL_Q4_K, true> : pair_tile<R, RL_Q4_K, false>;
     case RL_Q8_H: return two_limbs ? pair_tile<R, RL_Q8_H, true> : pair_tile<R, RL_Q8_H, false>;
-    case RL_Q8_FM: return two_limbs ? pair_tile<R, RL_Q8_FM, true> : pair_tile<R, RL_Q8_FM, false>;
-    default: return two_limbs ? six_bit_pair_tile<R, true> : six_bit_pair_tile<R, false>;
+#if !defined(__AVXVNNI__)
+    case RL_Q6_K: return two_limbs ? six_bit_pair_tile<R, true> : six_bit_pair_tile<R, false>;
+#endif
+    default: return two_limbs ? pair_tile<R, RL_Q8_FM, true> : pair_tile<R, RL_Q8_FM, false>;
   }
 }
 
@@ -241,6 +255,11 @@ template <int R>
 PairKernel pair_kernel_of(int rows, int format, bool two_limbs) {
   if constexpr (R == 1) return pair_kernel<1>(format, two_limbs);
   else return rows == R ? pair_kernel<R>(format, two_limbs) : pair_kernel_of<R - 1>(rows, format, two_limbs);
+}
+
+// AVX-VNNI multiplies six bits as every set with a byte dot product does (linear.h).
+inline bool computes_both_halves(int format, InputKind kind) {
+  return (kind == InputKind::Int8 || kind == InputKind::Int16) && !(kDotTakesBytes && format == RL_Q6_K);
 }
 
 // The product of a panel of quantized weights with group scales; as panel_product.

@@ -1,11 +1,15 @@
-// AVX2 with FMA and F16C: 8 lanes.
+// AVX2 with FMA and F16C, and AVX-VNNI where it is compiled for: 8 lanes.
 #pragma once
 #include <immintrin.h>
 
 namespace {
 
 constexpr int kLanes = 8;
-constexpr int kLinearRows = 4;     // 16 registers
+#if defined(__AVXVNNI__)
+constexpr int kLinearRows = 6;  // times two vectors of 32-bit sums; 16 registers
+#else
+constexpr int kLinearRows = 4;
+#endif
 constexpr int kAttentionTile = 4;
 constexpr int kAttentionSums = 12;   // accumulators an attention loop may hold
 constexpr int kDenseRows = 6;     // rows of a dense layer that are computed together, times two vectors of outputs
@@ -68,6 +72,16 @@ inline Bytes six_bits(Bytes nibbles, Bytes uppers) {
 }
 inline F load_unsigned(const uint8_t* p) { return to_float(_mm256_cvtepu8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(p)))); }
 inline F load_signed(const uint8_t* p) { return to_float(_mm256_cvtepi8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(p)))); }
+#if defined(__AVXVNNI__)
+// Four products of an unsigned weight and a signed input, added to 32 bits without saturation. In assembler, and volatile: see
+// broadcast() in linear_pairs.h.
+constexpr bool kDotTakesBytes = true;
+inline I dot_bytes(I acc, Bytes weights, I inputs) {
+  asm volatile("%{vex%} vpdpbusd %2, %1, %0" : "+x"(acc) : "x"(weights), "x"(inputs));
+  return acc;
+}
+inline I dot(I acc, Bytes weights, const uint8_t* inputs) { return dot_bytes(acc, weights, _mm256_set1_epi32(load_dword(inputs))); }
+#else
 // Weights must be below 129: two products of a larger byte would overflow the 16 bits they are added in. Kernels give
 // whole bytes as two nibbles.
 constexpr bool kDotTakesBytes = false;
@@ -75,11 +89,22 @@ inline I dot(I acc, Bytes weights, const uint8_t* inputs) {
   const I pairs = _mm256_maddubs_epi16(weights, _mm256_set1_epi32(load_dword(inputs)));
   return _mm256_add_epi32(acc, _mm256_madd_epi16(pairs, _mm256_set1_epi16(1)));
 }
+#endif
 
 inline F dot_bf16(F acc, Bytes weights, const uint8_t* inputs) {
   const I pair = _mm256_set1_epi32(load_dword(inputs)), high = _mm256_set1_epi32(int32_t(0xffff0000));
   acc = fma(_mm256_castsi256_ps(_mm256_slli_epi32(weights, 16)), _mm256_castsi256_ps(_mm256_slli_epi32(pair, 16)), acc);
   return fma(_mm256_castsi256_ps(_mm256_and_si256(weights, high)), _mm256_castsi256_ps(_mm256_and_si256(pair, high)), acc);
+}
+// Both bf16 values of each dword as floats; and floats rounded to bf16, as store_bf16 rounds them.
+constexpr bool kBf16AsFloats = true;  // inputs of bf16 products are floats: there is no instruction for pairs
+inline F low_bf16(Bytes a) { return _mm256_castsi256_ps(_mm256_slli_epi32(a, 16)); }
+inline F high_bf16(Bytes a) { return _mm256_castsi256_ps(_mm256_and_si256(a, _mm256_set1_epi32(int32_t(0xffff0000)))); }
+inline F rounded_bf16(F a) {
+  const I bits = _mm256_castps_si256(a), odd = _mm256_and_si256(_mm256_srli_epi32(bits, 16), _mm256_set1_epi32(1));
+  const I up = _mm256_add_epi32(bits, _mm256_add_epi32(odd, _mm256_set1_epi32(0x7fff)));
+  const F kept = _mm256_castsi256_ps(_mm256_and_si256(up, _mm256_set1_epi32(int32_t(0xffff0000))));
+  return _mm256_blendv_ps(kept, a, _mm256_cmp_ps(a, a, _CMP_UNORD_Q));
 }
 inline Bytes low_halves(Bytes a) { return _mm256_and_si256(a, _mm256_set1_epi32(0xffff)); }
 

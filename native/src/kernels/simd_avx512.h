@@ -98,6 +98,18 @@ inline I shift_right(I a, int bits) { return _mm512_srai_epi32(a, unsigned(bits)
 inline I sub_int(I a, I b) { return _mm512_sub_epi32(a, b); }
 inline int32_t sum_int(I a) { return _mm512_reduce_add_epi32(a); }
 inline void prefetch(const void* p) { _mm_prefetch(static_cast<const char*>(p), _MM_HINT_T0); }
+#if defined(__AVX512BF16__)
+constexpr bool kBf16AsFloats = false;
+#else
+constexpr bool kBf16AsFloats = true;  // inputs of bf16 products are floats: there is no instruction for pairs
+#endif
+inline F low_bf16(Bytes a) { return _mm512_castsi512_ps(_mm512_slli_epi32(a, 16)); }
+inline F high_bf16(Bytes a) { return _mm512_castsi512_ps(_mm512_and_si512(a, _mm512_set1_epi32(int32_t(0xffff0000)))); }
+inline F rounded_bf16(F a) {  // as store_bf16 rounds
+  alignas(32) uint16_t rounded[kLanes];
+  store_bf16(rounded, a);
+  return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(_mm256_load_si256(reinterpret_cast<const __m256i*>(rounded))), 16));
+}
 inline Bytes low_halves(Bytes a) { return _mm512_and_si512(a, _mm512_set1_epi32(0xffff)); }
 
 }  // namespace

@@ -109,6 +109,15 @@ inline F dot_bf16(F acc, Bytes weights, const uint8_t* from) {
 }
 inline Bytes low_halves(Bytes a) { return (Bytes)((U)a & 0xffffu); }
 
+constexpr bool kBf16AsFloats = true;
+inline F low_bf16(Bytes a) { return (F)((U)a << 16); }
+inline F high_bf16(Bytes a) { return (F)((U)a & 0xffff0000u); }
+inline F rounded_bf16(F a) {  // as store_bf16 rounds
+  F out;
+  for (int i = 0; i < kLanes; i++) out[i] = a[i] == a[i] ? ridgeline::from_bf16(ridgeline::to_bf16(a[i])) : a[i];
+  return out;
+}
+
 inline void store_bf16(uint16_t* p, F a) {
   for (int i = 0; i < kLanes; i++) p[i] = a[i] == a[i] ? ridgeline::to_bf16(a[i]) : uint16_t(0x7fc0);
 }

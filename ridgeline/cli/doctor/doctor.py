@@ -43,6 +43,12 @@ EXAMPLES = """\
   ridgeline doctor --calibrate --model smollm2-135m
 """
 
+# What a CPU without a better set loses, of the figures in docs/performance/cpu-ledger.md.
+SLOWER_SETS = {
+    "avxvnni": "without AVX-512, prompts are multiplied at 0.6 of the rate it has there",
+    "avx2": "without VNNI, prompts are multiplied at 0.8 (AVX-VNNI) and 0.45 (AVX-512) of the rate with it",
+}
+
 Status = Literal["ok", "slow", "missing"]
 
 
@@ -147,6 +153,8 @@ def check_instruction_sets(chip: machine.Processor) -> Finding:
 def check_cores(found: machine.Cores) -> Finding:
     quota = "none" if found.quota is None else f"{found.quota:g}"
     value = f"{found.usable} usable of {found.present} (affinity {found.affinity}, quota {quota})"
+    if found.threads < found.usable:
+        value += f"; {found.threads} threads compute, one for each fast core"
     if found.usable < 2:
         return Finding(
             "slow", "cores", value, "give the process more cores: taskset, docker --cpus, cpu limits"
@@ -280,6 +288,11 @@ def check_native(measured: measure.Measured) -> Finding:
         return Finding("missing", "native", measured.failure or "not found", advice)
     others = [isa for isa in found["native_isas"] if isa != found["native_isa"]]
     value = f"{found['native_isa']}, {found['threads']} threads (also runs: {', '.join(others) or 'none'})"
+    slower = SLOWER_SETS.get(found["native_isa"])
+    if slower and set(others) & {"amx", "avx512", "avx512vnni"}:
+        return Finding("slow", "native", value, f"RIDGELINE_ISA forces a lower set: unset it ({slower})")
+    if found["native_isa"] in SLOWER_SETS:
+        return Finding("ok", "native", f"{value}; {slower}")
     if found["native_isa"] == "portable":
         return Finding(
             "slow", "native", value, "no vector unit that the kernels support: expect a fraction of the speed"

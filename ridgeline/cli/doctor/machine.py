@@ -11,7 +11,7 @@ import re
 from dataclasses import dataclass
 from pathlib import Path
 
-ROOT = Path("/")
+from ridgeline.machine import ROOT, allowed_cpus, compute_threads, cpu_quota
 
 # Instruction sets, best last; names as in /proc/cpuinfo.
 X86_SETS = {
@@ -53,6 +53,7 @@ class Cores:
     present: int
     affinity: int  # cores this process may run on
     quota: float | None  # the control group's share, in cores
+    threads: int  # that compute by default: one for each core of the fastest kind
 
     @property
     def usable(self) -> int:
@@ -86,13 +87,7 @@ def processor(root: Path = ROOT) -> Processor:
 
 
 def cores(root: Path = ROOT) -> Cores:
-    present = os.cpu_count() or 1
-    affinity = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else present
-    quota = None
-    words = _read(root / "sys/fs/cgroup/cpu.max").split()
-    if len(words) == 2 and words[0] != "max":
-        quota = int(words[0]) / int(words[1])
-    return Cores(present, affinity, quota)
+    return Cores(os.cpu_count() or 1, len(allowed_cpus()), cpu_quota(root), compute_threads(root))
 
 
 def memory(root: Path = ROOT) -> Memory:

@@ -62,20 +62,20 @@ def main(what: list[str]) -> None:
 
 
 def _native_facts() -> Iterator[tuple[str, Any]]:
-    from ridgeline.machine import usable_cpus
+    from ridgeline.machine import compute_threads
     from ridgeline.ops.cpu.library import available_isas, choose_isa
 
     yield "native_isas", available_isas()
     yield "native_isa", choose_isa()
-    yield "threads", usable_cpus()
+    yield "threads", compute_threads()
 
 
 def _native_rates() -> Iterator[tuple[str, Any]]:
     from ridgeline.engine.limits.machine_limits import PEAK_NAMES, READ_BYTES_RANGE
-    from ridgeline.machine import usable_cpus
+    from ridgeline.machine import compute_threads
     from ridgeline.ops.cpu.library import measure_peak, measure_read
 
-    threads = usable_cpus()
+    threads = compute_threads()
     yield "read_bytes_per_s", _best(lambda: measure_read(READ_BYTES_RANGE[1], threads))
     for kind, name in PEAK_NAMES.items():
         rate = measure_peak(kind, threads)
@@ -86,9 +86,9 @@ def _native_rates() -> Iterator[tuple[str, Any]]:
 def _torch_facts() -> Iterator[tuple[str, Any]]:
     import torch
 
-    from ridgeline.machine import usable_cpus
+    from ridgeline.machine import compute_threads
 
-    torch.set_num_threads(usable_cpus())
+    torch.set_num_threads(compute_threads())
     yield "torch", torch.__version__
     yield "threads", torch.get_num_threads()
 

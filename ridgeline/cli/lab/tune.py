@@ -157,14 +157,14 @@ def run(args: argparse.Namespace) -> int:
     from ridgeline.lab.tune.climb import Search
     from ridgeline.lab.tune.run import climb, opened
     from ridgeline.lab.tune.space import default_space, parse_space
-    from ridgeline.machine import usable_cpus
+    from ridgeline.machine import compute_threads
 
     if args.model == "show":  # `ridgeline tune --ledger DIR show`
         return run_show(args)
     space: dict[str, Sequence[Any]] = {**parse_space(args.space or ())}
     is_named = bool(args.keys or space)
     if args.keys or not space:
-        space = {**default_space(usable_cpus(), args.keys or ""), **space}
+        space = {**default_space(compute_threads(), args.keys or ""), **space}
     usd_per_hour = _usd_per_hour(args)
     with opened(args.ledger, _request(args, space)) as ledger:
         assert ledger.header is not None

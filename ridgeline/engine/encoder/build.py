@@ -19,7 +19,7 @@ from ridgeline.engine.limits.machine_limits import native_ceilings
 from ridgeline.engine.start.backend_choice import INSTALL_TORCH, why_not_gpu
 from ridgeline.engine.start.build import StartupBudget
 from ridgeline.engine.start.memory import DEFAULT_FRACTION, GIB, available_memory, resident_bytes
-from ridgeline.machine import usable_cpus
+from ridgeline.machine import compute_threads
 from ridgeline.models.encoders.packed import encoder_table
 from ridgeline.models.encoders.weights import load_encoder_weights
 from ridgeline.models.spec.encoder_spec import EncoderSpec
@@ -56,7 +56,7 @@ def build_encoder(config: EngineConfig, path: Path, budget: StartupBudget | None
         max_text_tokens = _longest(config, spec)
         step_tokens = max(config.step_tokens or STEP_TOKENS, max_text_tokens)
         _check_memory(config, spec, step_tokens)
-    threads = config.threads or usable_cpus()
+    threads = config.threads or compute_threads()
     with budget.stage("weights"):
         runner, unit = _runner(backend, config, path, spec, step_tokens, threads)
     wants: tuple[Want, ...] = ("score",) if spec.output == "score" else ("vector", "tokens")

@@ -17,7 +17,7 @@ from pathlib import Path
 
 from ridgeline.engine import typed_json
 from ridgeline.engine.limits.step_costs import StepChoice, StepCosts
-from ridgeline.machine import cache_dir, processor_name, usable_cpus
+from ridgeline.machine import cache_dir, compute_threads, processor_name
 from ridgeline.ops.cpu.library import ABI_VERSION, NativeUnavailable, choose_isa
 
 __all__ = [
@@ -111,7 +111,7 @@ def shape_class(parameters: int, weights_bytes: int) -> str:
 def this_machine(threads: int | None = None) -> Machine:
     """Raises the native library's error if it does not load."""
 
-    return Machine(processor_name(), threads or usable_cpus(), choose_isa(), ABI_VERSION)
+    return Machine(processor_name(), threads or compute_threads(), choose_isa(), ABI_VERSION)
 
 
 def load_calibration(machine: Machine | None = None) -> Calibration | None:

@@ -28,7 +28,7 @@ from ridgeline.engine.start.loading import BackendBuild, Loaded, Progress, StepS
 from ridgeline.engine.start.memory import MemoryPlan, available_memory, plan_memory, resident_bytes
 from ridgeline.engine.start.memory_receipt import MemoryReceipt
 from ridgeline.engine.start.speculation_choice import choose_speculation
-from ridgeline.machine import usable_cpus
+from ridgeline.machine import compute_threads
 from ridgeline.models.files.generation_config import NO_DEFAULTS, SamplingDefaults, sampling_defaults
 from ridgeline.models.files.registry import find_known
 from ridgeline.models.spec.families import check_servable
@@ -186,7 +186,7 @@ def _calibrated_choice(config: EngineConfig, spec: ModelSpec, weights_bytes: int
 def _backend_build(
     choice: BackendChoice, config: EngineConfig, path: Path, spec: ModelSpec, budget: StartupBudget
 ) -> BackendBuild:
-    threads = config.threads or usable_cpus()
+    threads = config.threads or compute_threads()
     if choice.name == "native":
         from ridgeline.engine.start.native_build import NativeBuild
 

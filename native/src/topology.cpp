@@ -1,0 +1,54 @@
+#include "topology.h"
+
+#include <algorithm>
+#include <fstream>
+#include <set>
+#include <sstream>
+
+namespace ridgeline {
+namespace {
+
+std::string text_of(const std::string& path) {
+  std::ifstream file(path);
+  std::string line;
+  std::getline(file, line);
+  return line;
+}
+
+}  // namespace
+
+std::vector<int> cpu_list(const std::string& text) {
+  std::vector<int> cpus;
+  std::istringstream parts(text);
+  for (std::string part; std::getline(parts, part, ',');) {
+    int first = 0, last = 0;
+    char dash = 0;
+    std::istringstream range(part);
+    if (!(range >> first)) return {};
+    last = first;
+    if (range >> dash && (dash != '-' || !(range >> last))) return {};
+    if (first < 0 || last < first || last > 1 << 16) return {};
+    for (int cpu = first; cpu <= last; cpu++) cpus.push_back(cpu);
+  }
+  return cpus;
+}
+
+std::vector<int> placement(const std::string& root, const std::vector<int>& allowed) {
+  const std::string system = root + "/sys/devices/";
+  const std::vector<int> slow = cpu_list(text_of(system + "cpu_atom/cpus"));
+  const std::set<int> slow_ones(slow.begin(), slow.end());
+  std::set<int> taken;  // CPUs of cores that have a thread already
+  std::vector<int> ranked[3];
+  for (int cpu : allowed) {
+    const int rank = taken.count(cpu) ? 2 : slow_ones.count(cpu) ? 1 : 0;
+    ranked[rank].push_back(cpu);
+    for (int sibling : cpu_list(text_of(system + "system/cpu/cpu" + std::to_string(cpu) + "/topology/thread_siblings_list")))
+      taken.insert(sibling);
+  }
+  std::vector<int> order = ranked[0];
+  order.insert(order.end(), ranked[1].begin(), ranked[1].end());
+  order.insert(order.end(), ranked[2].begin(), ranked[2].end());
+  return order;
+}
+
+}  // namespace ridgeline
