@@ -43,12 +43,6 @@ EXAMPLES = """\
   ridgeline doctor --calibrate --model smollm2-135m
 """
 
-# What a CPU without a better set loses, of the figures in docs/performance/cpu-ledger.md.
-SLOWER_SETS = {
-    "avxvnni": "without AVX-512, prompts are multiplied at 0.6 of the rate it has there",
-    "avx2": "without VNNI, prompts are multiplied at 0.8 (AVX-VNNI) and 0.45 (AVX-512) of the rate with it",
-}
-
 Status = Literal["ok", "slow", "missing"]
 
 
@@ -288,10 +282,7 @@ def check_native(measured: measure.Measured) -> Finding:
         return Finding("missing", "native", measured.failure or "not found", advice)
     others = [isa for isa in found["native_isas"] if isa != found["native_isa"]]
     value = f"{found['native_isa']}, {found['threads']} threads (also runs: {', '.join(others) or 'none'})"
-    slower = SLOWER_SETS.get(found["native_isa"])
-    if slower and set(others) & {"amx", "avx512", "avx512vnni"}:
-        return Finding("slow", "native", value, f"RIDGELINE_ISA forces a lower set: unset it ({slower})")
-    if found["native_isa"] in SLOWER_SETS:
+    if slower := machine.SLOWER_SETS.get(found["native_isa"]):
         return Finding("ok", "native", f"{value}; {slower}")
     if found["native_isa"] == "portable":
         return Finding(
