@@ -146,9 +146,8 @@ def check_instruction_sets(chip: machine.Processor) -> Finding:
 
 def check_cores(found: machine.Cores) -> Finding:
     quota = "none" if found.quota is None else f"{found.quota:g}"
-    value = f"{found.usable} usable of {found.present} (affinity {found.affinity}, quota {quota})"
-    if found.threads < found.usable:
-        value += f"; {found.threads} threads compute, one for each fast core"
+    usable = f"{found.usable} usable of {found.present}, {found.threads} threads"
+    value = f"{usable} (affinity {found.affinity}, quota {quota})"
     if found.usable < 2:
         return Finding(
             "slow", "cores", value, "give the process more cores: taskset, docker --cpus, cpu limits"
@@ -282,13 +281,11 @@ def check_native(measured: measure.Measured) -> Finding:
         return Finding("missing", "native", measured.failure or "not found", advice)
     others = [isa for isa in found["native_isas"] if isa != found["native_isa"]]
     value = f"{found['native_isa']}, {found['threads']} threads (also runs: {', '.join(others) or 'none'})"
-    if slower := machine.SLOWER_SETS.get(found["native_isa"]):
-        return Finding("ok", "native", f"{value}; {slower}")
     if found["native_isa"] == "portable":
         return Finding(
             "slow", "native", value, "no vector unit that the kernels support: expect a fraction of the speed"
         )
-    return Finding("ok", "native", value)
+    return Finding("ok", "native", value + machine.SLOWER_SETS.get(found["native_isa"], ""))
 
 
 def check_native_rates(measured: measure.Measured) -> Iterator[Finding]:

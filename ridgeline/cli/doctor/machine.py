@@ -31,8 +31,8 @@ ARM_SETS = {
 
 # What a CPU without a better set loses, of the figures in docs/performance/cpu-ledger.md.
 SLOWER_SETS = {
-    "avxvnni": "without AVX-512, prompts are multiplied at 0.6 of the rate it has there",
-    "avx2": "without VNNI, prompts are multiplied at 0.8 (AVX-VNNI) and 0.45 (AVX-512) of the rate with it",
+    "avxvnni": "; without AVX-512, prompts are multiplied at 0.6 of the rate it has there",
+    "avx2": "; without VNNI, prompts are multiplied at 0.8 (AVX-VNNI) and 0.45 (AVX-512) of the rate with it",
 }
 
 
