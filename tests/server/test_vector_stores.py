@@ -267,6 +267,25 @@ def test_results_are_ranked_filtered_and_stand_where_they_say(client: Client, dr
     assert search(store, query="tea", ranking_options={"score_threshold": 1.0}).data[0].filename == "tea.md"
 
 
+def test_explain_says_what_each_leg_and_the_filter_said(client: Client, drinks: dict[str, str]) -> None:
+    only_tea: Any = {"type": "eq", "key": "kind", "value": "tea"}
+    page: Any = client.vector_stores.search(
+        drinks["store"], query="green tea", filters=only_tea, extra_body={"explain": True}
+    )
+    plain = client.vector_stores.search(drinks["store"], query="green tea", filters=only_tea)
+    assert [one.file_id for one in page.data] == [one.file_id for one in plain.data]
+    left_out = page.left_out
+    assert {one["filename"] for one in left_out} | {one.filename for one in page.data} == {
+        "tea.md",
+        "coffee.txt",
+    }
+    assert {one["explained"]["dropped"] for one in left_out} == {"excluded by the filter"}
+    for one in page.data:
+        legs = one.explained["legs"]
+        assert [leg["name"] for leg in legs] == ["vector", "text"]
+        assert all(leg["rank"] == 1 for leg in legs)
+
+
 def test_two_stores_with_the_same_text_do_not_meet(client: Client, drinks: dict[str, str]) -> None:
     store = client.vector_stores.create().id
     own = added(client, store, "copy.md", TEA)

@@ -115,7 +115,7 @@ class RankingOptions(Body, kw_only=True, frozen=True):
     ] = None
     score_threshold: Annotated[
         Share | None,
-        About("leave out results whose vector is less similar than this cosine; default 0: none"),
+        About("leave out results whose score is below this; default 0: none is left out"),
     ] = None
     hybrid_search: Annotated[HybridSearch | None, About("weights of the two legs; default 1 and 1")] = None
 

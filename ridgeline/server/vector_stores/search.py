@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from msgspec import UNSET
@@ -18,6 +18,8 @@ from starlette.responses import Response
 from ridgeline.retrieval.errors import NamespaceNotFound
 from ridgeline.retrieval.filters import Filter, parse_filter
 from ridgeline.retrieval.ingest.errors import EmbedderUnavailable
+from ridgeline.retrieval.search.embeddings import Embed, QueryEmbeddings
+from ridgeline.retrieval.search.searcher import Searcher, SearchOptions
 from ridgeline.retrieval.types import Hit, Vector
 from ridgeline.server.errors import NotReady
 from ridgeline.server.served_models import ServedModels
@@ -28,6 +30,7 @@ from ridgeline.server.vector_stores.bodies import (
     SearchResult,
     TextContent,
 )
+from ridgeline.server.vector_stores.embedder import ServedEmbedder
 from ridgeline.server.vector_stores.protocol import RankingOptions, SearchRequest
 from ridgeline.server.vector_stores.service import VectorStores, namespace_of
 from ridgeline.server.vector_stores.stores import body_of, json_answer, named_errors
@@ -99,53 +102,55 @@ async def search(
 ) -> Results:
     """The k best chunks of several stores, of all queries together. Each query is embedded once."""
     waited = await asyncio.gather(*(stores.counts_after(id, wait_s) for id in store_ids))
-    embedder = stores.embedder()
     hybrid = ranking.hybrid_search
     weights = (1.0, 1.0) if hybrid is None else (hybrid.embedding_weight, hybrid.text_weight)
-    try:
-        vectors = np.stack(await asyncio.gather(*(embedder.embed_query(query) for query in queries)))
-    except EmbedderUnavailable as error:
-        raise NotReady(str(error)) from None
     with named_errors():
-        each = await asyncio.gather(
-            *(_searched(stores, id, queries, vectors, where, k, weights) for id in store_ids)
+        options = SearchOptions(
+            k=k,
+            where=where,
+            embedding_weight=weights[0],
+            text_weight=weights[1],
+            score_threshold=ranking.score_threshold or None,
+            explain=explain,
         )
-    found = sorted((one for some in each for one in some), key=lambda one: -one.hit.score)
-    threshold = ranking.score_threshold or 0.0
-    kept = [one for one in found if one.hit.score >= threshold][:k]
-    return Results(kept, [], sum(counts.in_progress for counts in waited))
+        searcher = Searcher(stores.store, QueryEmbeddings(_embed(stores.embedder())))
+        try:
+            each = await asyncio.gather(
+                *(_searched(stores, searcher, id, queries, options) for id in store_ids)
+            )
+        except EmbedderUnavailable as error:
+            raise NotReady(str(error)) from None
+    found = sorted((one for hits, _ in each for one in hits), key=lambda one: -one.hit.score)
+    left_out = [one for _, dropped in each for one in dropped] if explain else []
+    beyond = [replace(one, hit=replace(one.hit, dropped=f"beyond the {k} best")) for one in found[k:]]
+    return Results(
+        found[:k], [*beyond, *left_out] if explain else [], sum(counts.in_progress for counts in waited)
+    )
+
+
+def _embed(embedder: ServedEmbedder) -> Embed:
+    async def embed(queries: Sequence[str]) -> Vector:
+        return np.stack(await asyncio.gather(*(embedder.embed_query(query) for query in queries)))
+
+    return embed
 
 
 async def _searched(
-    stores: VectorStores,
-    store_id: str,
-    queries: Sequence[str],
-    vectors: Vector,
-    where: Filter | None,
-    k: int,
-    weights: tuple[float, float],
-) -> list[Found]:
-    namespace, depth = namespace_of(store_id), max(4 * k, 50)
+    stores: VectorStores, searcher: Searcher, store_id: str, queries: Sequence[str], options: SearchOptions
+) -> tuple[list[Found], list[Found]]:
+    """What is returned of a store, and what is left out, with the names of their files."""
     try:
-        by_vector = await stores.store.search_vectors(namespace, vectors, where, depth)
-        by_text = [await stores.store.search_text(namespace, query, where, depth) for query in queries]
+        result = await searcher.search(namespace_of(store_id), queries, options)
     except NamespaceNotFound:
-        return []  # no file was added yet
-    scores: dict[str, float] = {}
-    for weight, legs in zip(weights, (by_vector, by_text), strict=True):
-        for leg in legs:
-            for rank, one in enumerate(leg, 1):
-                scores[one.chunk_id] = scores.get(one.chunk_id, 0.0) + weight / (60 + rank)
-    most = sum(weights) * len(queries) / 61
-    best = sorted(scores, key=lambda id: -scores[id])[:k]
-    chunks = await stores.store.fetch(namespace, best)
-    files = {chunk.document_id: await stores.catalog.file(store_id, chunk.document_id) for chunk in chunks}
-    found = []
-    for chunk in chunks:
-        file = files[chunk.document_id]
-        if file is not None:  # else it is being removed
-            found.append(Found(store_id, file.filename, Hit(chunk, scores[chunk.id] / most)))
-    return found
+        return [], []  # no file was added yet
+    ids = {hit.chunk.document_id for hit in [*result.hits, *result.dropped]}
+    files = {id: await stores.catalog.file(store_id, id) for id in ids}
+
+    def named(hits: Sequence[Hit]) -> list[Found]:  # a file without a row is being removed
+        rows = ((files[hit.chunk.document_id], hit) for hit in hits)
+        return [Found(store_id, file.filename, hit) for file, hit in rows if file is not None]
+
+    return named(result.hits), named(result.dropped)
 
 
 def result_of(found: Found) -> SearchResult:
