@@ -13,6 +13,7 @@ constexpr int kChains = 12;  // independent accumulators: more than latency time
 // widen them after every eighth pair, as linear_coded.h does.
 inline I add_products(I sums, Bytes weights, const uint8_t* inputs, [[maybe_unused]] int round) {
 #if defined(__AVX2__) && !defined(__AVXVNNI__) && !defined(__AVX512F__)
+  asm volatile("" : "+x"(weights));  // else the products are computed once, before the loop
   sums = _mm256_add_epi16(sums, _mm256_maddubs_epi16(weights, _mm256_set1_epi32(load_dword(inputs))));
   return round % 8 == 7 ? _mm256_madd_epi16(sums, weights) : sums;
 #else

@@ -62,6 +62,11 @@ class StoredDecisions(msgspec.Struct, frozen=True):
     facts: dict[str, Any]
 
 
+def _stored_decisions(row: Sequence[Any]) -> StoredDecisions:
+    values: list[Any] = [*row[:-1], msgspec.json.decode(row[-1])]
+    return StoredDecisions(*values)
+
+
 class StoredReplica(msgspec.Struct, frozen=True):
     id: str
     model: str
@@ -213,7 +218,7 @@ class FleetStore:
         columns = "id, model, first_at, last_at, count, same, text, facts"
         sql = f"SELECT {columns} FROM fleet_decisions {where}ORDER BY id DESC LIMIT ?"
         rows = await self._database.ask(sql, *values, last)
-        return [StoredDecisions(*row[:-1], msgspec.json.decode(row[-1])) for row in rows[::-1]]
+        return [_stored_decisions(row) for row in rows[::-1]]
 
     # ---- writing ----
 
