@@ -14,6 +14,7 @@ FIRST = 2  # requests at once for a replica that has proven nothing
 PROVEN_TOKENS = 512  # prompt tokens computed and output tokens
 RAMP_S = 300.0  # a replica without requests shows nothing; after this many seconds it is ready all the same
 FEW_UNSEEN = 4  # one in this many requests of the allowance may wait for its first step
+MOST_UNSEEN = 4  # and no more than these: a fast replica proves much in a second, in which a burst comes too
 
 
 def proof(load: Load | None) -> int:
@@ -31,7 +32,7 @@ def allowance(load: Load | None) -> int:
 
 def queue_allowance(load: Load | None) -> int:
     """How many of these may wait: a replica with an empty cache computes every prompt in full."""
-    return max(1, allowance(load) // FEW_UNSEEN)
+    return min(max(1, allowance(load) // FEW_UNSEEN), MOST_UNSEEN)
 
 
 def is_proven(load: Load | None, max_running: int) -> bool:

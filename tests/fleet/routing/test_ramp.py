@@ -28,6 +28,10 @@ def test_more_proof_never_allows_less(ended: int, prompt: int, hits: int, output
     assert is_proven(after, 64) or not is_proven(before, 64)
 
 
+def test_few_requests_wait_at_a_replica_that_proves_itself_within_a_second() -> None:
+    assert [queue_allowance(load(ended=ended)) for ended in (0, 6, 14, 200)] == [1, 2, 4, 4]
+
+
 def test_cached_tokens_and_time_prove_nothing() -> None:
     assert allowance(load(prompt_tokens=10**6, prefix_hits=10**6, steps=10**6)) == FIRST
 
