@@ -1,17 +1,20 @@
 #include "topology.h"
 
 #include <algorithm>
-#include <fstream>
+#include <cstdio>
 #include <set>
 #include <sstream>
 
 namespace ridgeline {
 namespace {
 
+// The first line. Not an ifstream, which needs a newer glibc than the wheel may.
 std::string text_of(const std::string& path) {
-  std::ifstream file(path);
   std::string line;
-  std::getline(file, line);
+  if (std::FILE* file = std::fopen(path.c_str(), "r")) {
+    for (int c; (c = std::fgetc(file)) != EOF && c != '\n';) line.push_back(char(c));
+    std::fclose(file);
+  }
   return line;
 }
 

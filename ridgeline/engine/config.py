@@ -98,7 +98,7 @@ class EngineConfig:
     speculate: Literal["auto", "off", "ngram", "suffix"] = option(
         "auto",
         "native, torch: guess tokens and verify several in a step, with the same output; ngram: from the "
-        "request's own text; suffix: also from past answers; auto: suffix on the native backend",
+        "request's own text; suffix: also from past answers; auto: off for now",
     )
     prefix_cache: bool = option(True, "reuse the KV cache of shared prompt prefixes")
     threads: int | None = option(None, "compute threads; default: the number of CPUs this process may use")

@@ -110,6 +110,7 @@ def test_a_new_key_is_shown_once_and_can_be_revoked(browser: Any, tmp_path: Path
         assert key not in page.content()
         for name in ("keys", "spend"):
             page.click(f'nav a[href="#/{name}"]')
+            page.wait_for_selector(f'h1:text-is("{name.capitalize()}")')  # then the rows are this page's
             page.wait_for_selector("tbody tr")
             page.evaluate(script)
             found = page.evaluate("axe.run().then((result) => result.violations.map((one) => one.id))")

@@ -16,8 +16,8 @@
 
 namespace {
 
-// Fewer rows do not pay for expanding a panel.
-inline int rows_for_coding(int format) { return is_four_bit(format) ? 12 : format == RL_Q6_K ? 8 : 1 << 30; }
+// 12 rows (six bits: 8) would pay for expanding a panel. 2 to 95 rows have one arithmetic: a batch that grows keeps its bits.
+inline int rows_for_coding(int format) { return is_four_bit(format) || format == RL_Q6_K ? ridgeline::kRowsForExpanding : 1 << 30; }
 
 constexpr int kSliceGroups = 24;  // an expanded slice of 15 kB stays in the first-level cache beside a tile's inputs
 constexpr int kCodedGroupBytes = kGroup * kPanel + 2 * kPanel * 4;  // quants; codes; minima in units, or the second half's codes

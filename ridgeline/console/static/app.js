@@ -121,7 +121,7 @@ function App() {
       </header>
       <main id="main" tabindex="-1" data-page=${page}>
         ${status.state === "lost" && html`<${Notice} tone="alarm"><strong>Not connected:</strong> ${status.why}. What is shown is from before; the page reconnects by itself.<//>`}
-        ${isLocked ? html`<div class="view"><h1>${PAGES[page].title}</h1><${Empty} title=${`${info.key_name} needed`}><button type="button" class="primary" onClick=${() => setAsksKey(true)}>Enter the key</button><//></div>` : failed ? html`<${Notice} tone="alarm">${failed}<//>` : body.page === page && html`<${body.Page} key=${`${page}${keyTurn}`} askKey=${() => setAsksKey(true)} />`}
+        ${isLocked ? html`<div class="view"><h1>${PAGES[page].title}</h1><${Empty} title=${`${info.key_name} needed`}><button type="button" class="primary" onClick=${() => setAsksKey(true)}>Enter the key</button><//></div>` : failed ? html`<${Notice} tone="alarm">${failed}<//>` : body.page === page ? html`<${body.Page} key=${`${page}${keyTurn}`} askKey=${() => setAsksKey(true)} />` : html`<div class="view"><h1>${PAGES[page].title}</h1></div>`}
       </main>
     </div>
     ${asksKey && html`<${KeyDialog} onClose=${() => setAsksKey(false)} />`}`;

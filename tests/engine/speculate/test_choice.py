@@ -23,7 +23,7 @@ DOCS = Path(__file__).resolve().parents[3] / "docs" / "speculation.md"
 @pytest.mark.parametrize(
     ("option", "backend", "drafter"),
     [
-        ("auto", "native", "suffix"),
+        ("auto", "native", None),
         ("auto", "torch", None),
         ("auto", "cuda", None),
         ("off", "native", None),
