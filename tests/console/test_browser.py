@@ -160,7 +160,7 @@ def test_a_key_stays_in_the_tab_and_goes_to_this_host_alone(browser: Any) -> Non
         sent: list[dict[str, str]] = []
         tab.page.on("request", lambda request: sent.append(request.headers))
         page = tab.open()
-        page.wait_for_selector("dialog[open]")
+        page.wait_for_selector("dialog[open] input:focus")
         page.keyboard.type(KEY)
         page.keyboard.press("Enter")
         page.wait_for_selector(".connection[data-state=live]")

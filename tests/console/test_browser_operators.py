@@ -70,7 +70,7 @@ async def admin_console(folder: Path) -> AsyncIterator[tuple[str, str]]:
 
 def signed_in(tab: Any, key: str, fragment: str = "") -> Any:
     page = tab.open(fragment)
-    page.wait_for_selector("dialog[open]")
+    page.wait_for_selector("dialog[open] input:focus")
     page.keyboard.type(key)
     page.keyboard.press("Enter")
     return page
@@ -100,6 +100,7 @@ def test_a_new_key_is_shown_once_and_can_be_revoked(browser: Any, tmp_path: Path
     with threaded(lambda: admin_console(tmp_path)) as (url, key), tab_of(browser, url) as tab:
         page = signed_in(tab, key, "#/keys")
         page.get_by_role("button", name="New key").click()
+        page.wait_for_selector("dialog[open] input:focus")
         page.keyboard.type("my app")
         page.keyboard.press("Enter")
         secret = page.locator("dialog pre").inner_text()
