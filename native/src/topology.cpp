@@ -2,13 +2,13 @@
 
 #include <algorithm>
 #include <cstdio>
+#include <cstdlib>
 #include <set>
-#include <sstream>
 
 namespace ridgeline {
 namespace {
 
-// The first line. Not an ifstream, which needs a newer glibc than the wheel may.
+// The first line. No streams in this file: they need a newer glibc than the wheel may.
 std::string text_of(const std::string& path) {
   std::string line;
   if (std::FILE* file = std::fopen(path.c_str(), "r")) {
@@ -22,16 +22,20 @@ std::string text_of(const std::string& path) {
 
 std::vector<int> cpu_list(const std::string& text) {
   std::vector<int> cpus;
-  std::istringstream parts(text);
-  for (std::string part; std::getline(parts, part, ',');) {
-    int first = 0, last = 0;
-    char dash = 0;
-    std::istringstream range(part);
-    if (!(range >> first)) return {};
-    last = first;
-    if (range >> dash && (dash != '-' || !(range >> last))) return {};
-    if (first < 0 || last < first || last > 1 << 16) return {};
-    for (int cpu = first; cpu <= last; cpu++) cpus.push_back(cpu);
+  const char* at = text.c_str();
+  while (*at && *at != '\n') {
+    char* end = nullptr;
+    const long first = std::strtol(at, &end, 10);
+    if (end == at) return {};
+    long last = first;
+    if (*end == '-') {
+      at = end + 1;
+      last = std::strtol(at, &end, 10);
+      if (end == at) return {};
+    }
+    if ((*end && *end != ',' && *end != '\n') || first < 0 || last < first || last > 1 << 16) return {};
+    for (long cpu = first; cpu <= last; cpu++) cpus.push_back(int(cpu));
+    at = *end == ',' ? end + 1 : end;
   }
   return cpus;
 }
