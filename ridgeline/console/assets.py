@@ -47,6 +47,7 @@ FIRST_VIEW = (
     "console/snippets.js",
     "console/ui.js",
     "console/pages/chat.js",
+    "console/pages/chat_files.js",
     "console/pages/chat_reply.js",
     "console/pages/chat_settings.js",
 )
@@ -78,6 +79,7 @@ class ConsoleInfo(msgspec.Struct, frozen=True, kw_only=True):
     key_name: str = "API key"
     version: str = ""  # shown only where no key is needed
     events: bool = True  # whether there is an event stream
+    api_url: str = ""  # where clients send requests, if that is not the page's own origin
 
 
 @dataclass(frozen=True)
@@ -101,7 +103,7 @@ class Assets:
         """The content security policy: own files and the two inline scripts of `page`, nothing foreign."""
         scripts = " ".join(f"'sha256-{_digest64(text)}'" for text in (self.import_map, THEME))
         return (
-            f"default-src 'self'; script-src 'self' {scripts}; img-src 'self' data: blob:; frame-src 'self'; "
+            f"default-src 'self'; script-src 'self' {scripts}; img-src 'self' data: blob:; media-src 'self' data:; frame-src 'self'; "
             "object-src 'none'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
         )
 

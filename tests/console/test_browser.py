@@ -105,6 +105,8 @@ def test_requests_are_shown_once_with_their_record(tab: Tab) -> None:
     page.locator("tbody button").first.click()
     record = page.locator(".detail").inner_text()
     assert "ttft_s" in record
+    trace = page.locator(".trace").get_attribute("aria-label")
+    assert re.fullmatch(r"request: .+, engine.queue: .+, engine.prefill: .+, engine.decode: .+", trace), trace
     assert "done" in record
 
 

@@ -1,25 +1,30 @@
 // Requests to the page's own host, with the key of this tab. The key leaves the tab in one header, and only there.
 
-const KEY = "ridgeline.key";
 const root = document.getElementById("app");
 
 export const info = JSON.parse(root.dataset.info);
 
-let memory = null; // where the browser refuses storage
-const listeners = new Set();
+// On a gateway the page has two keys: the administrator's, and a client's for Chat.
+export const CHAT = info.kind === "gateway" ? "chat" : "host";
+export const keyName = (which) => (which === "host" ? info.key_name : "API key");
+export const needsKey = (which) => info.needs_key && !key(which);
 
-export function key() {
+const memory = {}; // where the browser refuses storage
+const listeners = new Set();
+const place = (which) => (which === "host" ? "ridgeline.key" : `ridgeline.key.${which}`);
+
+export function key(which = "host") {
   try {
-    return sessionStorage.getItem(KEY) ?? memory ?? "";
+    return sessionStorage.getItem(place(which)) ?? memory[which] ?? "";
   } catch {
-    return memory ?? "";
+    return memory[which] ?? "";
   }
 }
 
-export function setKey(value) {
-  memory = value;
+export function setKey(value, which = "host") {
+  memory[which] = value;
   try {
-    value ? sessionStorage.setItem(KEY, value) : sessionStorage.removeItem(KEY);
+    value ? sessionStorage.setItem(place(which), value) : sessionStorage.removeItem(place(which));
   } catch {}
   for (const told of listeners) told();
 }
@@ -37,8 +42,8 @@ export class ApiError extends Error {
   }
 }
 
-export function headers(more = {}) {
-  return key() ? { authorization: `Bearer ${key()}`, ...more } : more;
+export function headers(more = {}, which = "host") {
+  return key(which) ? { authorization: `Bearer ${key(which)}`, ...more } : more;
 }
 
 export async function refusal(answer) {
@@ -51,11 +56,11 @@ export async function refusal(answer) {
   return new ApiError(answer.status, message || `the server answered ${answer.status}`, answer.headers.get("retry-after"));
 }
 
-export async function ask(path, body, { method = body === undefined ? "GET" : "POST", signal } = {}) {
-  const options = { method, signal, headers: headers(), cache: "no-store", credentials: "omit" };
+export async function ask(path, body, { method = body === undefined ? "GET" : "POST", signal, which } = {}) {
+  const options = { method, signal, headers: headers({}, which), cache: "no-store", credentials: "omit" };
   if (body !== undefined) {
     options.body = JSON.stringify(body);
-    options.headers = headers({ "content-type": "application/json" });
+    options.headers = headers({ "content-type": "application/json" }, which);
   }
   let answer;
   try {

@@ -2,7 +2,7 @@
 
 import { render } from "preact";
 import { useEffect, useRef, useState } from "preact/hooks";
-import { info, key, onKey, setKey } from "console/api.js";
+import { CHAT, info, key, keyName, needsKey, onKey, setKey } from "console/api.js";
 import { feed } from "console/events.js";
 import { Dialog, Empty, Field, Notice, html, icons } from "console/ui.js";
 
@@ -54,19 +54,19 @@ function Connection() {
   return html`<span class="connection" data-state=${status.state} role="status" title=${status.why || name}><i></i><span>${name}</span></span>`;
 }
 
-function KeyDialog({ onClose }) {
+function KeyDialog({ which, onClose }) {
   const input = useRef();
   const save = (event) => {
     event.preventDefault();
-    setKey(input.current.value.trim());
+    setKey(input.current.value.trim(), which);
     onClose();
   };
-  return html`<${Dialog} title=${info.key_name} onClose=${onClose}>
+  return html`<${Dialog} title=${keyName(which)} onClose=${onClose}>
     <form onSubmit=${save}>
-      <p class="faint">The key stays in this tab and is sent to this host alone. Closing the tab forgets it.</p>
-      <${Field} label=${info.key_name}><input ref=${input} type="password" autocomplete="off" spellcheck="false" autofocus /><//>
+      <p class="faint">${which === "host" ? "" : "Chat is a client of the gateway like any other: it needs a key from Keys, with its limits and budget. "}The key stays in this tab and is sent to this host alone. Closing the tab forgets it.</p>
+      <${Field} label=${keyName(which)}><input ref=${input} type="password" autocomplete="off" spellcheck="false" autofocus /><//>
       <div class="actions">
-        ${key() && html`<button type="button" class="quiet" onClick=${() => (setKey(""), onClose())}>Forget the key</button>`}
+        ${key(which) && html`<button type="button" class="quiet" onClick=${() => (setKey("", which), onClose())}>Forget the key</button>`}
         <button class="primary">Use this key</button>
       </div>
     </form>
@@ -83,10 +83,11 @@ function App() {
   const [page, setPage] = useState(opened());
   const [body, setBody] = useState({});
   const [failed, setFailed] = useState("");
-  const [asksKey, setAsksKey] = useState(info.needs_key && !key());
+  const [asksKey, setAsksKey] = useState(() => [opened() === "chat" ? CHAT : "host"].find(needsKey) ?? "");
   const [keyTurn, setKeyTurn] = useState(0);
   const status = useHeard("status", feed.status);
-  const isLocked = info.needs_key && !key() && page !== "chat";
+  const which = page === "chat" ? CHAT : "host";
+  const isLocked = needsKey("host") && page !== "chat";
 
   useEffect(() => {
     const change = () => setPage(opened());
@@ -94,6 +95,7 @@ function App() {
     return () => removeEventListener("hashchange", change);
   }, []);
   useEffect(() => onKey(() => setKeyTurn((turn) => turn + 1)), []);
+  useEffect(() => scrollTo(0, 0), [page]);
   useEffect(() => {
     let current = true;
     document.title = `${PAGES[page].title} · ridgeline`;
@@ -113,7 +115,7 @@ function App() {
         <div class="side-end">
           ${info.events && html`<${Connection} />`}
           <div class="side-tools">
-            <button type="button" class="quiet square" aria-label=${info.key_name} title=${info.key_name} data-on=${!!key()} onClick=${() => setAsksKey(true)}>${icons.lock}</button>
+            <button type="button" class="quiet square" aria-label=${keyName(which)} title=${keyName(which)} data-on=${!!key(which)} onClick=${() => setAsksKey(which)}>${icons.lock}</button>
             <${ThemeButton} />
           </div>
           <small class="faint">${info.kind} ${info.version}</small>
@@ -121,10 +123,10 @@ function App() {
       </header>
       <main id="main" tabindex="-1" data-page=${page}>
         ${status.state === "lost" && html`<${Notice} tone="alarm"><strong>Not connected:</strong> ${status.why}. What is shown is from before; the page reconnects by itself.<//>`}
-        ${isLocked ? html`<div class="view"><h1>${PAGES[page].title}</h1><${Empty} title=${`${info.key_name} needed`}><button type="button" class="primary" onClick=${() => setAsksKey(true)}>Enter the key</button><//></div>` : failed ? html`<${Notice} tone="alarm">${failed}<//>` : body.page === page ? html`<${body.Page} key=${`${page}${keyTurn}`} askKey=${() => setAsksKey(true)} />` : html`<div class="view"><h1>${PAGES[page].title}</h1></div>`}
+        ${isLocked ? html`<div class="view"><h1>${PAGES[page].title}</h1><${Empty} title=${`${info.key_name} needed`} icon=${icons.lock} actions=${html`<button type="button" class="primary" onClick=${() => setAsksKey("host")}>Enter the key</button>`}>What this page shows is for operators.<//></div>` : failed ? html`<${Notice} tone="alarm">${failed}<//>` : body.page === page ? html`<${body.Page} key=${`${page}${keyTurn}`} askKey=${() => setAsksKey(which)} />` : html`<div class="view"><div class="toolbar"><h1>${PAGES[page].title}</h1></div></div>`}
       </main>
     </div>
-    ${asksKey && html`<${KeyDialog} onClose=${() => setAsksKey(false)} />`}`;
+    ${asksKey && html`<${KeyDialog} which=${asksKey} onClose=${() => setAsksKey("")} />`}`;
 }
 
 render(html`<${App} />`, document.getElementById("app"));

@@ -23,7 +23,7 @@ export async function lineChart(element, series, { format = String, height = 200
   let data = [[], ...series.map(() => [])];
   const build = () => {
     plot?.destroy();
-    const axis = { stroke: value("--faint"), grid: { stroke: value("--line"), width: 1 }, ticks: { show: false }, font: "11px system-ui" };
+    const axis = { stroke: value("--faint"), grid: { stroke: value("--line"), width: 1 }, ticks: { show: false }, font: `12px ${value("--sans")}` };
     const options = {
       width: Math.max(element.clientWidth, 200),
       height,

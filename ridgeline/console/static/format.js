@@ -26,11 +26,20 @@ export function bytes(value) {
 }
 
 // From the ledger's exact text; digits after the sixth are left out, never rounded up.
-export function dollars(text) {
+export function dollars(text, digits = 2) {
   if (text == null) return "–";
   const [before, after = ""] = text.replace("-", "").split(".");
-  const part = after.slice(0, 6).replace(/0+$/, "").padEnd(2, "0");
+  const part = after.slice(0, Math.max(digits, 6)).replace(/0+$/, "").padEnd(digits, "0");
   return `${text.startsWith("-") ? "-" : ""}$${whole.format(BigInt(before))}.${part}`;
+}
+
+// Digits for a column of amounts whose largest is this one, so that their points stand below each other.
+export const digitsOf = (text) => (Number(text) >= 100 ? 2 : Number(text) >= 1 ? 4 : 6);
+
+// A picodollar integer as dollars, exactly: 1e-12 each.
+export function pusd(value) {
+  const digits = String(BigInt(value)).padStart(13, "0");
+  return `${digits.slice(0, -12)}.${digits.slice(-12).replace(/0+$/, "").padEnd(2, "0")}`;
 }
 
 export const clock = (at) => new Date(at).toLocaleTimeString([], { hour12: false });

@@ -1,7 +1,9 @@
 // Reply: one streamed answer of /v1/chat/completions, measured by this browser and by the server.
 
-import { ApiError, headers, refusal } from "console/api.js";
+import { ApiError, CHAT, ask, headers, info, refusal } from "console/api.js";
 import { EventParser } from "console/events.js";
+
+const BOOKED_MS = [250, 500, 1000, 2000, 4000];
 
 export class Reply {
   constructor(body, model) {
@@ -11,7 +13,7 @@ export class Reply {
     this.calls = [];
     this.tokens = []; // with log-probabilities, where they were asked for
     this.state = "waiting"; // streaming, done, stopped, failed
-    this.usage = this.error = this.finish = this.requestId = null;
+    this.usage = this.error = this.finish = this.requestId = this.row = null;
     this.listeners = new Set();
     this.unread = [];
   }
@@ -41,14 +43,13 @@ export class Reply {
     try {
       const answer = await fetch("/v1/chat/completions", {
         method: "POST",
-        headers: headers({ "content-type": "application/json" }),
+        headers: headers({ "content-type": "application/json" }, CHAT),
         body: JSON.stringify(asked),
         signal: this.controller.signal,
         credentials: "omit",
       });
       this.requestId = answer.headers.get("x-request-id");
       if (!answer.ok) throw await refusal(answer);
-      this.cost = answer.headers.get("x-ridgeline-cost-usd");
       await this.read(answer);
       if (this.state !== "failed") this.state = "done";
     } catch (error) {
@@ -60,6 +61,16 @@ export class Reply {
     }
     this.endedAt = performance.now();
     this.tell();
+    if (info.kind === "gateway" && this.requestId) this.book();
+  }
+
+  // What the gateway booked for this request: the ledger's row, which is written shortly after the answer.
+  async book() {
+    for (const pause of BOOKED_MS) {
+      await new Promise((ready) => setTimeout(ready, pause));
+      this.row = await ask(`/admin/usage/${encodeURIComponent(this.requestId)}`).catch(() => null);
+      if (this.row) return this.tell();
+    }
   }
 
   async read(answer) {
@@ -115,7 +126,7 @@ export class Reply {
       prompt: this.usage?.prompt_tokens ?? null,
       cached: this.usage?.prompt_tokens_details?.cached_tokens ?? null,
       out,
-      cost: this.cost,
+      row: this.row,
     };
   }
 

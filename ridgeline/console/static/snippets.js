@@ -1,10 +1,13 @@
 // A request as a command line and as a Python program. The key is a variable: no secret is shown.
 
+import { info } from "console/api.js";
+
+const address = () => info.api_url.replace(/\/\/(0\.0\.0\.0|\[::\])/, `//${location.hostname}`) || location.origin;
 const quoted = (text) => `'${text.replaceAll("'", `'\\''`)}'`;
 
 export function curl(body, needsKey) {
   const key = needsKey ? ` \\\n  -H "Authorization: Bearer $RIDGELINE_API_KEY"` : "";
-  return `curl ${location.origin}/v1/chat/completions${key} \\\n  -H 'Content-Type: application/json' \\\n  -d ${quoted(JSON.stringify(body, null, 2))}\n`;
+  return `curl ${address()}/v1/chat/completions${key} \\\n  -H 'Content-Type: application/json' \\\n  -d ${quoted(JSON.stringify(body, null, 2))}\n`;
 }
 
 export function python(body, needsKey) {
@@ -12,7 +15,7 @@ export function python(body, needsKey) {
   const fields = Object.entries(body).map(([name, value]) => `    ${name}=${literal(value, 1)},\n`);
   return `${needsKey ? "import os\n\n" : ""}from openai import OpenAI
 
-client = OpenAI(base_url="${location.origin}/v1", api_key=${key})
+client = OpenAI(base_url="${address()}/v1", api_key=${key})
 stream = client.chat.completions.create(
 ${fields.join("")}    stream=True,
 )

@@ -13,7 +13,7 @@ export const icons = {
   live: icon(["M3 13h4l3-8 4 14 3-6h4"]),
   requests: icon(["M4 6h8", "M8 12h11", "M6 18h9"]),
   lab: icon(["M9 3h6", "M10 3v6l-6 11h16l-6-11V3", "M7 15h10"]),
-  keys: icon(["M14 10a4 4 0 1 0-4 4l1-1h2v-2h2z", "M14 10l6 0v3"]),
+  keys: icon(["M8 8a4 4 0 1 0 0 8 4 4 0 0 0 0-8", "M12 12h9v3", "M17 12v3"]),
   spend: icon(["M4 20V10", "M10 20V4", "M16 20v-8", "M21 20H3"]),
   fleet: icon(["M4 5h16v5H4z", "M4 14h16v5H4z", "M8 7.5h.01", "M8 16.5h.01"]),
   sun: icon(["M12 8a4 4 0 1 0 0 8 4 4 0 0 0 0-8", "M12 2v2", "M12 20v2", "M2 12h2", "M20 12h2", "M5 5l1.4 1.4", "M17.6 17.6 19 19", "M19 5l-1.4 1.4", "M6.4 17.6 5 19"]),
@@ -25,16 +25,22 @@ export const icons = {
   close: icon(["M6 6l12 12", "M18 6 6 18"]),
   sliders: icon(["M4 7h10", "M18 7h2", "M16 5v4", "M4 17h4", "M12 17h8", "M10 15v4"]),
   columns: icon(["M4 5h7v14H4z", "M13 5h7v14h-7z"]),
+  attach: icon(["M20 11.5 12 19a5 5 0 0 1-7-7l8-8a3.3 3.3 0 0 1 4.7 4.7l-8 8a1.6 1.6 0 0 1-2.3-2.3l7.3-7.2"]),
+  download: icon(["M12 4v11", "M7 11l5 5 5-5", "M5 20h14"]),
+  plus: icon(["M12 5v14", "M5 12h14"]),
+  back: icon(["M19 12H5", "M11 6l-6 6 6 6"]),
   retry: icon(["M5 12a7 7 0 1 1 2 5", "M5 20v-4h4"]),
 };
 
 // A number with its name; the formula is shown on hover and focus, and read by screen readers.
-export function Figure({ name, value, unit, formula, tone, children }) {
+// `share` of a limit is a bar, with the limit in words (`of`) below it.
+export function Figure({ name, label = name, value, unit, formula, tone, share, of, children }) {
   const id = useId();
   const fit = ({ currentTarget: shown }) => shown.toggleAttribute("data-flip", shown.getBoundingClientRect().left + 310 > innerWidth);
-  return html`<div class="figure" tabindex="0" role="group" aria-label=${name} aria-describedby=${id} data-tone=${tone} onMouseEnter=${fit} onFocus=${fit}>
+  return html`<div class="figure" tabindex="0" role="group" aria-label=${label} aria-describedby=${id} data-tone=${tone} onMouseEnter=${fit} onFocus=${fit}>
     <div class="figure-name">${name}</div>
     <div class="figure-value">${value}${unit && html`<span class="unit">${unit}</span>`}</div>
+    ${of && html`<div class="figure-of"><${Meter} share=${share} label=${`${label}: share of the limit`} /><span>${of}</span></div>`}
     ${children}
     <div class="tip" role="tooltip" id=${id}>${formula}</div>
   </div>`;
@@ -56,8 +62,29 @@ export function Notice({ tone = "note", children }) {
   return html`<div class="notice" data-tone=${tone} role=${tone === "alarm" ? "alert" : "status"}>${children}</div>`;
 }
 
-export function Empty({ title, children }) {
-  return html`<div class="empty"><h2>${title}</h2><p>${children}</p></div>`;
+export function Empty({ title, icon, children, actions }) {
+  return html`<div class="empty">${icon && html`<span class="empty-icon">${icon}</span>`}<h2>${title}</h2><p>${children}</p>${actions}</div>`;
+}
+
+// Grey bars where lines will be, so that nothing jumps when they come.
+export function Loading({ lines = 4, label = "Loading" }) {
+  return html`<div class="loading" role="status" aria-label=${label}>${Array.from({ length: lines }, (_, n) => html`<span key=${n} style=${{ width: `${[92, 74, 84, 60][n % 4]}%` }}></span>`)}</div>`;
+}
+
+// columns: [{name, cell(row), isHidden, number, wide, className}]. On a phone each row is a card whose lines have
+// the columns' names. The roles keep the table's meaning where its display changes.
+export function Table({ caption, columns, rows, keyOf, attrs, foot, isBare }) {
+  const look = ({ number, wide, className = "" }) => [number && "number", wide && "wide", className].filter(Boolean).join(" ") || null;
+  const line = (row, index) => html`<tr role="row" key=${keyOf ? keyOf(row) : index} ...${attrs?.(row)}>
+    ${columns.map((one) => html`<td role="cell" class=${look(one)} data-label=${one.isHidden ? null : one.name}>${one.cell(row)}</td>`)}
+  </tr>`;
+  const table = html`<table role="table" class="stacks">
+    <caption class="hidden">${caption}</caption>
+    <thead role="rowgroup"><tr role="row">${columns.map((one) => html`<th role="columnheader" class=${look(one)}>${one.isHidden ? html`<span class="hidden">${one.name}</span>` : one.name}</th>`)}</tr></thead>
+    <tbody role="rowgroup">${rows.map(line)}</tbody>
+    ${foot && html`<tfoot role="rowgroup">${line(foot, "foot")}</tfoot>`}
+  </table>`;
+  return isBare ? table : html`<div class="scroll" tabindex="0" role="group" aria-label=${caption}>${table}</div>`;
 }
 
 export function Field({ label, hint, children }) {

@@ -1,4 +1,6 @@
-"""The console on the admin listener: Spend and Keys, over the admin API with the administrator's key."""
+"""The console on the admin listener: Spend and Keys over the admin API with the administrator's key, and Chat
+over the public API with a client's key.
+"""
 
 from __future__ import annotations
 
@@ -12,20 +14,25 @@ from ridgeline.console import responses
 from ridgeline.console.assets import ASSETS, PATH, ConsoleInfo
 from ridgeline.gateway.errors import NotFound
 
-INFO = ConsoleInfo(
-    kind="gateway", pages=("spend", "keys"), needs_key=True, key_name="Admin key", events=False
-)
 
+def console_routes(public_url: str = "") -> Sequence[BaseRoute]:
+    """public_url: where clients reach the gateway; without it there is no Chat."""
+    info = ConsoleInfo(
+        kind="gateway",
+        pages=("spend", "keys", *(["chat"] if public_url else [])),
+        needs_key=True,
+        key_name="Admin key",
+        events=False,
+        api_url=public_url,
+    )
 
-def console_routes() -> Sequence[BaseRoute]:
+    async def page(request: Request) -> Response:
+        return responses.page(info)
+
     return [
-        Route(PATH, _page, methods=["GET"]),
+        Route(PATH, page, methods=["GET"]),
         Route(ASSETS + "{name}", _asset, methods=["GET"]),
     ]
-
-
-async def _page(request: Request) -> Response:
-    return responses.page(INFO)
 
 
 async def _asset(request: Request) -> Response:

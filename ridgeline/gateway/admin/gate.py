@@ -1,7 +1,7 @@
 """Gate: checks the key and content type of every request to the admin API, and shapes its errors.
 
-No route is reached without an admin key, except /health and the console's page and files (which reveal
-nothing) and, if configured, /metrics.
+No route is reached without an admin key, except /health, the console's page and files (which reveal nothing),
+what its Chat forwards to the public port (which checks the client's key) and, if configured, /metrics.
 The Host header, cookies and forwarded addresses are never read.
 """
 
@@ -20,6 +20,7 @@ from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from ridgeline.console import responses as console
+from ridgeline.gateway.admin.chat import is_forwarded
 from ridgeline.gateway.admin.config import AdminConfig
 from ridgeline.gateway.admin.credentials import AdminKeys
 from ridgeline.gateway.errors import BadRequest, GatewayError, Limited, Unauthorized
@@ -67,14 +68,16 @@ class Gate:
             await send(message)
 
         try:
-            if not (is_console or (scope["path"] in self._open and scope["method"] in SAFE)):
+            is_open = is_console or is_forwarded(scope["path"])
+            if not (is_open or (scope["path"] in self._open and scope["method"] in SAFE)):
                 await self._admit(scope)
             scope["app"] = self._app  # makes the router raise instead of answering
             await self._app(scope, receive, send_marked)
         except (GatewayError, HTTPException) as error:
             if begun:
                 raise
-            if isinstance(error, (Unsupported, HTTPException)) and scope["method"] not in SAFE:
+            has_actor = "actor" in scope.get("state", {})
+            if has_actor and isinstance(error, (Unsupported, HTTPException)) and scope["method"] not in SAFE:
                 await self._record_refusal(
                     scope, error.status_code if isinstance(error, HTTPException) else 415
                 )

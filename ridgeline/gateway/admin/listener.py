@@ -1,4 +1,6 @@
-"""AdminListener: the admin API on its own port, in the supervisor. It serves no model requests."""
+"""AdminListener: the admin API on its own port, in the supervisor. Model requests of the console's Chat are
+forwarded to the public port.
+"""
 
 from __future__ import annotations
 
@@ -9,8 +11,11 @@ from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
+from starlette.routing import BaseRoute
+
 from ridgeline.gateway.accounting.admin_endpoints import usage_reader, usage_routes
 from ridgeline.gateway.admin.app import admin_app
+from ridgeline.gateway.admin.chat import ChatForwarding, own_origin
 from ridgeline.gateway.admin.console import console_routes
 from ridgeline.gateway.admin.credentials import AdminKeys, key_file
 from ridgeline.gateway.pipeline.endpoints import NAMES
@@ -40,13 +45,17 @@ class AdminListener:
         status: Callable[[], Awaitable[Any]],
         metrics: Callable[[], Awaitable[str]],
         reload: Callable[[], Awaitable[Any]],
+        public: tuple[str, int] | None = None,
     ) -> None:
+        """public: address of the gateway's own listener, for the console's Chat."""
         self._settings = settings
         self._status, self._metrics, self._reload = status, metrics, reload
         self._store = Store(settings.store, settings.state_dir)
         self._keys = AdminKeys(key_file(settings.admin, settings.state_dir))
         self._server: HttpServer | None = None
         self._serving: asyncio.Task[None] | None = None
+        self._chat: ChatForwarding | None = None
+        self._public = public
         self._reader = usage_reader(settings.store.url, settings.state_dir)
         self.url = ""
 
@@ -67,7 +76,7 @@ class AdminListener:
             metrics=self._metrics,
             reload=self._reload,
             settled=self._settled,
-            extra_routes=[*usage_routes(self._reader), *(console_routes() if settings.admin.console else [])],
+            extra_routes=[*usage_routes(self._reader), *self._console()],
         )
         host, port = listener.getsockname()[:2]
         scheme = "http" if settings.admin.ssl_certfile is None else "https"
@@ -75,6 +84,16 @@ class AdminListener:
         shown = certificate(settings.admin.ssl_certfile, settings.admin.ssl_keyfile, "[admin] ")
         self._server = HttpServer(app, LIMITS, certificate=shown)
         self._serving = asyncio.create_task(self._server.serve(sockets=[listener]))
+
+    def _console(self) -> list[BaseRoute]:
+        if not self._settings.admin.console:
+            return []
+        if self._public is None:
+            return [*console_routes()]
+        (host, port), is_https = self._public, self._settings.gateway.ssl_certfile is not None
+        self._chat = ChatForwarding(own_origin(host, port, is_https))
+        shown = f"[{host}]" if ":" in host else host
+        return [*console_routes(f"http{'s' if is_https else ''}://{shown}:{port}"), *self._chat.routes()]
 
     async def _settled(self) -> None:
         """Return when all workers have seen the last change: a key works as soon as it is shown."""
@@ -88,6 +107,8 @@ class AdminListener:
         if self._server is not None and self._serving is not None:
             self._server.should_exit = True
             await asyncio.gather(self._serving, return_exceptions=True)
+        if self._chat is not None:
+            self._chat.close()
         await self._reader.close()
         await self._store.close()
 

@@ -105,7 +105,8 @@ class Supervisor:
         loop.add_signal_handler(signal.SIGHUP, lambda: self._begin(self._reload_on_signal()))
         from ridgeline.gateway.admin.listener import AdminListener
 
-        admin = AdminListener(self._settings, self.status, self.metrics, self.reload)
+        public = self._listener.getsockname()[:2]
+        admin = AdminListener(self._settings, self.status, self.metrics, self.reload, public)
         try:
             await admin.start()
             stopped = loop.create_task(stop.wait())

@@ -1,19 +1,25 @@
 // Chat: the public API with the user's own key. The page has no powers beyond it.
 
 import { useEffect, useLayoutEffect, useRef, useState } from "preact/hooks";
-import { ask, info, key } from "console/api.js";
+import { CHAT, ask, info, needsKey } from "console/api.js";
+import { Attached, partsOf, read } from "console/pages/chat_files.js";
 import { Reply } from "console/reply.js";
 import { ReplyCard } from "console/pages/chat_reply.js";
 import { ChatSettings, DEFAULTS, bodyOf } from "console/pages/chat_settings.js";
 import { Empty, Notice, html, icons, useLoad, useStored } from "console/ui.js";
 
 // The conversation outlives the page's component: another page may be opened while an answer streams.
-const chat = { turns: [], draft: "" };
+const chat = { turns: [], draft: "", files: [] };
+const STARTERS = [
+  "Explain in three sentences why decoding is limited by memory bandwidth.",
+  "Write a Python function that merges two sorted lists.",
+  "List five questions to ask before choosing a GPU.",
+];
 
 const messagesOf = (turns, column) =>
-  turns.flatMap(({ text, replies }) => {
+  turns.flatMap(({ text, files, replies }) => {
     const reply = replies[column] ?? replies[0];
-    return [{ role: "user", content: text }, ...(reply.text || reply.calls.length ? [reply.message()] : [])];
+    return [{ role: "user", content: partsOf(text, files) }, ...(reply.text || reply.calls.length ? [reply.message()] : [])];
   });
 
 export default function Chat({ askKey }) {
@@ -22,7 +28,7 @@ export default function Chat({ askKey }) {
   const [, redraw] = useState(0);
   const changed = () => redraw((turn) => turn + 1);
   const log = useRef();
-  const models = useLoad(async () => (info.needs_key && !key() ? { data: [] } : ask("/v1/models")));
+  const models = useLoad(async () => (needsKey(CHAT) ? { data: [] } : ask("/v1/models", undefined, { which: CHAT })));
   const cards = (models.value?.data ?? []).filter((card) => card.task !== "embed");
   const chosen = [0, 1]
     .slice(0, settings.compare ? 2 : 1)
@@ -34,17 +40,18 @@ export default function Chat({ askKey }) {
     if (models.error?.status === 401) askKey();
   }, [models.error]);
 
-  const run = (text) => {
-    if (info.needs_key && !key()) return askKey();
+  const run = (text, files = chat.files) => {
+    if (needsKey(CHAT)) return askKey();
     if (!text.trim() || isBusy || !chosen[0]) return;
     const base = bodyOf(settings);
     const replies = chosen.map((model, column) => {
-      const history = [...messagesOf(chat.turns, column), { role: "user", content: text }];
+      const history = [...messagesOf(chat.turns, column), { role: "user", content: partsOf(text, files) }];
       const system = settings.system.trim() ? [{ role: "system", content: settings.system }] : [];
       return new Reply({ ...base, messages: [...system, ...history] }, model);
     });
-    chat.turns = [...chat.turns, { text, replies }];
+    chat.turns = [...chat.turns, { text, files, replies }];
     chat.draft = "";
+    chat.files = [];
     for (const reply of replies) reply.start(info.kind === "server").then(changed);
     changed();
   };
@@ -52,11 +59,12 @@ export default function Chat({ askKey }) {
   const again = () => {
     const last = chat.turns.at(-1);
     chat.turns = chat.turns.slice(0, -1);
-    run(last.text);
+    run(last.text, last.files);
   };
   const fresh = () => {
     stop();
     chat.turns = [];
+    chat.files = [];
     changed();
     document.getElementById("prompt").focus();
   };
@@ -71,13 +79,13 @@ export default function Chat({ askKey }) {
       </div>
       ${models.error && models.error.status !== 401 && html`<${Notice} tone="alarm">The models could not be read: ${models.error.message}. <button type="button" class="link" onClick=${models.again}>Try again</button><//>`}
       <div class="log" ref=${log} tabindex="0" role="log" aria-label="Messages">
-        ${chat.turns.length === 0 && html`<${Empty} title="Ask the model something">Each reply shows its time to first token, time per token, tokens and cached tokens, and the request as curl and Python.<//>`}
+        ${chat.turns.length === 0 && (needsKey(CHAT) ? html`<${Empty} title="An API key is needed" icon=${icons.lock} actions=${html`<button type="button" class="primary" onClick=${askKey}>Enter the key</button>`}>Chat uses the public API like any other client${CHAT === "chat" ? ", with the key's limits and budget" : ""}.<//>` : html`<${Starters} run=${run} canRun=${!!chosen[0]} />`)}
         ${chat.turns.map((turn, index) => {
           const earlier = chat.turns.slice(0, index + 1);
           return html`<article class="turn" key=${index}>
-            <div class="said"><p>${turn.text}</p></div>
+            <div class="said"><${Attached} files=${turn.files} /><p>${turn.text}</p></div>
             <div class="replies" data-count=${turn.replies.length}>
-              ${turn.replies.map((reply, column) => html`<${ReplyCard} reply=${reply} earlier=${earlier.map((one) => (one.replies[column] ?? one.replies[0]).body)} isLast=${index === chat.turns.length - 1} onRetry=${again} canRetry=${!isBusy} />`)}
+              ${turn.replies.map((reply, column) => html`<${ReplyCard} reply=${reply} card=${cards.find((card) => card.id === reply.model)} earlier=${earlier.map((one) => (one.replies[column] ?? one.replies[0]).body)} isLast=${index === chat.turns.length - 1} onRetry=${again} canRetry=${!isBusy} />`)}
             </div>
           </article>`;
         })}
@@ -88,8 +96,26 @@ export default function Chat({ askKey }) {
   </div>`;
 }
 
+function Starters({ run, canRun }) {
+  const prompts = html`<div class="starters">${STARTERS.map((text) => html`<button type="button" disabled=${!canRun} onClick=${() => run(text)}>${text}</button>`)}</div>`;
+  return html`<${Empty} title="Ask the model something" icon=${icons.chat} actions=${prompts}>Each reply shows its times, tokens, cached tokens${CHAT === "chat" ? " and cost" : ""}, and the request as curl and Python.<//>`;
+}
+
 function Composer({ run, stop, isBusy, models, cards, settings, setSettings }) {
   const [text, setText] = useState(chat.draft);
+  const [problem, setProblem] = useState("");
+  const [, redraw] = useState(0);
+  const canAttach = CHAT === "chat"; // a server of ours reads text alone; behind a gateway a model may read more
+  const add = async (given) => {
+    const found = await Promise.all([...given].map(read));
+    chat.files = [...chat.files, ...found.filter((file) => !file.problem)];
+    setProblem(found.find((file) => file.problem)?.problem ?? "");
+    redraw((turn) => turn + 1);
+  };
+  const remove = (file) => {
+    chat.files = chat.files.filter((one) => one !== file);
+    redraw((turn) => turn + 1);
+  };
   const input = useRef();
   const send = () => {
     if (isBusy || !text.trim()) return;
@@ -117,10 +143,13 @@ function Composer({ run, stop, isBusy, models, cards, settings, setSettings }) {
     setSettings({ ...settings, models: next });
   };
   return html`<form class="composer" onSubmit=${(event) => (event.preventDefault(), send())}>
+    ${problem && html`<p class="wrong" role="alert">${problem}</p>`}
+    <${Attached} files=${chat.files} remove=${remove} />
     <label class="hidden" for="prompt">Message</label>
-    <textarea id="prompt" ref=${input} rows="1" placeholder="Message the model" value=${text} onInput=${typed} onKeyDown=${pressed}></textarea>
+    <textarea id="prompt" ref=${input} rows="1" placeholder="Message the model" value=${text} onInput=${typed} onKeyDown=${pressed} onPaste=${(event) => canAttach && event.clipboardData.files.length && add(event.clipboardData.files)}></textarea>
     <div class="composer-row">
-      ${models.map((model, column) => html`<select aria-label=${column ? "Second model" : "Model"} value=${model} onChange=${pick(column)}>${cards.map((card) => html`<option value=${card.id} selected=${card.id === model}>${card.id}</option>`)}</select>`)}
+      ${cards.length > 0 && models.map((model, column) => html`<select aria-label=${column ? "Second model" : "Model"} value=${model} onChange=${pick(column)}>${cards.map((card) => html`<option value=${card.id} selected=${card.id === model}>${card.id}</option>`)}</select>`)}
+      ${canAttach && html`<label class="quiet square attach" title="Attach images or audio, for a model that takes them">${icons.attach}<span class="hidden">Attach images or audio</span><input type="file" class="hidden" multiple accept="image/*,audio/wav,audio/mpeg" onChange=${(event) => (add(event.target.files), (event.target.value = ""))} /></label>`}
       <button type="button" class="quiet" aria-pressed=${settings.compare} title="Two models side by side" onClick=${() => setSettings({ ...settings, compare: !settings.compare })}>${icons.columns}<span>Compare</span></button>
       <span class="spread"></span>
       ${isBusy

@@ -2,18 +2,22 @@
 
 import { useEffect, useLayoutEffect, useRef, useState } from "preact/hooks";
 import { ask, info } from "console/api.js";
-import { count, ms, percent, rate } from "console/format.js";
+import { count, ms, percent, pusd, rate } from "console/format.js";
 import { markdownInto } from "console/markdown.js";
 import { curl, python } from "console/snippets.js";
-import { Badge, CopyButton, Dialog, Figure, Notice, Tabs, html, icons, useLoad } from "console/ui.js";
+import { Badge, CopyButton, Dialog, Figure, Loading, Notice, Table, Tabs, html, icons, useLoad } from "console/ui.js";
 
-export function ReplyCard({ reply, earlier, isLast, canRetry, onRetry }) {
+export function ReplyCard({ reply, card, earlier, isLast, canRetry, onRetry }) {
   const [, redraw] = useState(0);
   const [dialog, setDialog] = useState("");
   useEffect(() => {
     // Figures and buttons change with the state; the text writes itself.
-    let state = reply.state;
-    return reply.on(() => state !== reply.state && ((state = reply.state), redraw((turn) => turn + 1)));
+    let seen = `${reply.state}${!!reply.row}`;
+    return reply.on(() => {
+      const now = `${reply.state}${!!reply.row}`;
+      if (now !== seen) redraw((turn) => turn + 1);
+      seen = now;
+    });
   }, [reply]);
   const finished = { length: "cut at the token limit", tool_calls: "tool call", content_filter: "filtered" }[reply.finish];
   return html`<section class="reply" aria-label=${`Reply of ${reply.model}`} aria-busy=${reply.isOpen} data-state=${reply.state}>
@@ -28,7 +32,7 @@ export function ReplyCard({ reply, earlier, isLast, canRetry, onRetry }) {
     ${reply.calls.map((call) => html`<div class="call"><span class="faint">calls</span> <code>${call.name}(${call.arguments})</code></div>`)}
     ${reply.error && html`<${Notice} tone="alarm">${reply.error.message}${reply.error.retryAfter ? ` Retry after ${reply.error.retryAfter} s.` : ""}<//>`}
     ${!reply.isOpen && html`<footer class="reply-foot">
-      <${ReplyFigures} reply=${reply} />
+      <${ReplyFigures} reply=${reply} card=${card} />
       <div class="reply-actions">
         <${CopyButton} text=${() => reply.text} />
         <button type="button" class="quiet" onClick=${() => setDialog("request")}>Request</button>
@@ -77,17 +81,21 @@ function Reasoning({ reply }) {
   return has && html`<details class="reasoning"><summary>Reasoning</summary><div ref=${place}></div></details>`;
 }
 
-function ReplyFigures({ reply }) {
+function ReplyFigures({ reply, card }) {
   const found = reply.figures();
   const by = found.isServer ? "by the server's TimingRecord" : "by this browser's clock";
+  const limit = card?.limits?.decode_tokens_per_s;
+  const speed = found.tpot ? 1000 / found.tpot : null;
+  const row = found.row;
   return html`<div class="reply-figures">
     <${Figure} name="TTFT" value=${ms(found.ttft)} formula=${`First output token − arrival of the request, ${by}.`} />
     <${Figure} name="TPOT" value=${ms(found.tpot)} formula=${`(last token − first token) ÷ (output tokens − 1), ${by}.`} />
-    <${Figure} name="Speed" value=${rate(found.tpot ? 1000 / found.tpot : null)} unit="tok/s" formula="1000 ÷ TPOT in ms." />
+    <${Figure} name="Speed" value=${rate(speed)} unit=${limit && speed ? `tok/s, ${percent(speed / limit)} of ${rate(limit)}` : "tok/s"} formula=${`1000 ÷ TPOT in ms.${limit ? " The limit is decode_tokens_per_s of /v1/models: one stream on this machine, by the bytes that a token reads." : ""}`} />
     <${Figure} name="Prompt" value=${count(found.prompt)} unit="tok" formula="usage.prompt_tokens of the answer." />
     <${Figure} name="Cached" value=${percent(found.prompt ? found.cached / found.prompt : null)} formula=${`usage.prompt_tokens_details.cached_tokens ÷ usage.prompt_tokens: ${count(found.cached)} of ${count(found.prompt)}.`} />
     <${Figure} name="Output" value=${count(found.out)} unit="tok" formula="usage.completion_tokens of the answer." />
-    ${found.cost != null && html`<${Figure} name="Cost" value=${`$${found.cost}`} formula="Header x-ridgeline-cost-usd of the answer." />`}
+    ${info.kind === "gateway" && html`<${Figure} name="Cost" value=${row ? `$${pusd(row.cost_pusd)}` : "…"} formula=${row ? `cost_pusd of the ledger's row ${row.request_id}; prices by ${row.price_source || "none"}.` : "The ledger's row is written shortly after the answer."} />`}
+    ${row && html`<${Figure} name="Served by" value=${row.upstream || "–"} unit=${row.cache ? `${row.cache} cache` : row.attempts > 1 ? `${row.attempts} attempts` : ""} formula=${`upstream and upstream_model of the ledger's row: ${row.upstream_model || "–"}.`} />`}
   </div>`;
 }
 
@@ -115,6 +123,14 @@ function TokensDialog({ reply, onClose }) {
   <//>`;
 }
 
+const BREAKERS = [
+  { name: "What changes", cell: (one) => html`<${Badge} tone="warn">${one.kind}<//>` },
+  { name: "Where", cell: (one) => one.where },
+  { name: "At token", number: true, cell: (one) => count(one.at_token) },
+  { name: "Tokens lost", number: true, cell: (one) => count(one.tokens_lost) },
+  { name: "Example", wide: true, cell: (one) => html`<code>${one.example}</code>` },
+];
+
 // Which part of the prompt broke the prefix cache: the conversation's own requests, compared by the server.
 function CacheDialog({ reply, bodies, onClose }) {
   const found = useLoad(() =>
@@ -125,11 +141,11 @@ function CacheDialog({ reply, bodies, onClose }) {
   return html`<${Dialog} title="Prefix cache" onClose=${onClose}>
     <p>The engine found <strong>${count(cached)} of ${count(prompt)}</strong> prompt tokens of this request in its cache.</p>
     ${found.error && html`<${Notice} tone="alarm">${found.error.message}<//>`}
+    ${!report && !found.error && html`<${Loading} />`}
     ${report && html`
       <p class="faint">Over the last ${report.requests} requests of this conversation, ${count(report.tokens_shared)} of ${count(report.tokens)} tokens (${percent(report.tokens_shared / report.tokens)}) begin like an earlier request. With changing parts last, ${count(report.tokens_shared_ideal)} could. Blocks of 16 tokens are shared or not.</p>
       ${report.breakers.length === 0
         ? html`<p>${report.requests < 2 ? "One request has nothing to share with. Send another, then look again." : "No part of these prompts breaks the shared prefix."}</p>`
-        : html`<div class="scroll"><table><caption class="hidden">Parts that break the prefix</caption><thead><tr><th>What changes</th><th>Where</th><th class="number">At token</th><th class="number">Tokens lost</th><th>Example</th></tr></thead>
-          <tbody>${report.breakers.map((one) => html`<tr><td>${one.kind}</td><td>${one.where}</td><td class="number">${count(one.at_token)}</td><td class="number">${count(one.tokens_lost)}</td><td><code>${one.example}</code></td></tr>`)}</tbody></table></div>`}`}
+        : html`<${Table} caption="Parts that break the prefix" columns=${BREAKERS} rows=${report.breakers} />`}`}
   <//>`;
 }

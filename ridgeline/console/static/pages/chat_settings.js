@@ -1,5 +1,6 @@
 // Settings of Chat: parameters, system prompt, tools, JSON schema. Kept in this tab.
 
+import { info } from "console/api.js";
 import { Field, html, icons } from "console/ui.js";
 
 export const DEFAULTS = {
@@ -52,6 +53,7 @@ export function ChatSettings({ settings, setSettings, cards, chosen, onClose }) 
   return html`<aside class="settings" id="settings" aria-label="Settings">
     <div class="toolbar"><h2>Settings</h2><span class="spread"></span><button type="button" class="quiet square" aria-label="Close settings" onClick=${onClose}>${icons.close}</button></div>
     ${card?.max_model_len && html`<p class="faint">${card.id}: context of ${card.max_model_len.toLocaleString("en")} tokens.</p>`}
+    <p class="faint"><small>${info.kind === "server" ? "Text only: no model of this server takes images or audio." : "Images and audio can be attached; a model that takes none refuses them."}</small></p>
     <${Field} label="System prompt"><textarea rows="3" value=${settings.system} onInput=${set("system")}></textarea><//>
     <div class="pair">
       ${number("temperature", "Temperature", "0–2", 0.1, 0, 2)}

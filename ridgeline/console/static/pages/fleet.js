@@ -3,7 +3,7 @@
 import { useEffect, useState } from "preact/hooks";
 import { feed } from "console/events.js";
 import { clock, count, percent, rate, since } from "console/format.js";
-import { Badge, Empty, Figure, Meter, Notice, html } from "console/ui.js";
+import { Badge, Figure, Loading, Meter, Notice, Table, html } from "console/ui.js";
 
 const TONES = { ready: "good", ramping: "accent", starting: "accent", draining: "warn", lost: "alarm" };
 const KEPT = 500;
@@ -29,7 +29,7 @@ export default function Fleet() {
     ];
     return () => ways.forEach((leave) => leave());
   }, []);
-  if (!status) return html`<div class="view"><h1>Fleet</h1><${Empty} title="Waiting for the controller">Its state comes once a second.<//></div>`;
+  if (!status) return html`<div class="view"><div class="toolbar"><h1>Fleet</h1></div><section class="panel"><${Loading} lines=${6} label="Waiting for the controller" /></section></div>`;
   return html`<div class="view">
     <div class="toolbar"><h1>${status.fleet || "Fleet"}</h1>${status.stopping && html`<${Badge} tone="warn">stopping<//>`}<span class="spread"></span><span class="faint">${status.url} · up ${since(status.up_s)} · ${count(status.routers_reporting)} of ${count(status.routers)} routers report</span></div>
     ${status.models.map((model) => html`<${Model} key=${model.name} model=${model} replicas=${status.replicas.filter((one) => one.model === model.name)} />`)}
@@ -51,32 +51,47 @@ function Model({ model, replicas }) {
       <span class="faint">version ${model.version.slice(0, 12)}</span>
     </header>
     ${model.blocked && html`<${Notice} tone="alarm">${model.blocked}<//>`}
-    <div class="figures">
-      <${Figure} name="Output" value=${rate(out)} unit="tok/s" formula="Σ output_tokens_per_s of the model's replicas."><${Meter} share=${limit ? out / limit : null} label="Share of the limit" /><//>
-      <${Figure} name="Of the limit" value=${percent(limit ? out / limit : null)} unit=${limit ? `of ${rate(limit)}` : ""} formula="Output ÷ Σ limit_tokens_per_s: for each replica the machine's limit for the requests that run now." />
-      <${Figure} name="Running" value=${count(sum("running"))} formula="Σ running of the replicas' feeds." />
-      <${Figure} name="Queue" value=${count(sum("waiting"))} formula="Σ waiting of the replicas' feeds." />
-      <${Figure} name="Cache hits" value=${percent(sum("prefix_queries") ? sum("prefix_hits") / sum("prefix_queries") : null)} formula="Σ prefix_hits ÷ Σ prefix_queries since the replicas started, in tokens." />
+    <div class="fleet-head">
+      <div class="heroes"><${Figure} name="Output" value=${rate(out)} unit="tok/s" share=${limit ? out / limit : null} of=${limit ? `${percent(out / limit)} of the limit, ${rate(limit)} tok/s` : "the limit is not known"} formula="Σ output_tokens_per_s of the model's replicas ÷ Σ limit_tokens_per_s: for each replica the machine's limit for the requests that run now." /></div>
+      <div class="figures">
+        <${Figure} name="Running" value=${count(sum("running"))} unit=${`of ${count(sum("max_running"))}`} formula="Σ running of the replicas' feeds, of Σ max_running." />
+        <${Figure} name="Queue" value=${count(sum("waiting"))} formula="Σ waiting of the replicas' feeds." />
+        <${Figure} name="KV held" value=${percent(sum("kv_blocks") ? sum("kv_blocks_held") / sum("kv_blocks") : null)} formula="Σ kv_blocks_held ÷ Σ kv_blocks of the replicas' feeds." />
+        <${Figure} name="Cache hits" value=${percent(sum("prefix_queries") ? sum("prefix_hits") / sum("prefix_queries") : null)} formula="Σ prefix_hits ÷ Σ prefix_queries since the replicas started, in tokens." />
+      </div>
     </div>
     ${model.explained && html`<p class="faint spaced"><strong>Scaling:</strong> ${model.explained}</p>`}
     ${model.last_rollout && html`<p class="faint spaced"><strong>Last rollout:</strong> ${model.last_rollout}</p>`}
     ${(model.warnings ?? []).map((text) => html`<${Notice}>${text}<//>`)}
-    <div class="scroll spaced" tabindex="0" role="group" aria-label=${`Replicas of ${model.name}`}><table><caption class="hidden">Replicas of ${model.name}</caption>
-      <thead><tr><th>Replica</th><th>State</th><th class="number">For</th><th class="number">Running</th><th class="number">Queue</th><th class="number">tok/s</th><th class="number">Of limit</th><th class="number">KV held</th><th>Place</th><th>Why</th></tr></thead>
-      <tbody>${replicas.map((one) => html`<tr key=${one.id}>
-        <td><code>${one.id}</code></td><td><${Badge} tone=${TONES[one.state]}>${one.state}<//></td><td class="number">${since(one.in_state_s)}</td>
-        <td class="number">${count(one.running)} of ${count(one.max_running)}</td><td class="number">${count(one.waiting)}</td><td class="number">${rate(one.output_tokens_per_s)}</td>
-        <td class="number">${percent(one.limit_tokens_per_s ? one.output_tokens_per_s / one.limit_tokens_per_s : null)}</td><td class="number">${percent(one.kv_blocks ? one.kv_blocks_held / one.kv_blocks : null)}</td>
-        <td>${[one.region, one.pool].filter(Boolean).join(" ") || "–"}</td><td class="wrap">${one.reason}</td>
-      </tr>`)}</tbody></table></div>
+    <div class="spaced"><${Table} caption=${`Replicas of ${model.name}`} columns=${replicas.some((one) => one.region || one.pool) ? [...REPLICA, PLACE, WHY] : [...REPLICA, WHY]} rows=${replicas} keyOf=${(one) => one.id} /></div>
   </section>`;
 }
+
+const share = (one) => (one.limit_tokens_per_s ? one.output_tokens_per_s / one.limit_tokens_per_s : null);
+const REPLICA = [
+  { name: "Replica", cell: (one) => html`<code>${one.id}</code>` },
+  { name: "State", cell: (one) => html`<${Badge} tone=${TONES[one.state]}>${one.state}<//>` },
+  { name: "For", number: true, cell: (one) => since(one.in_state_s) },
+  { name: "Running", number: true, cell: (one) => `${count(one.running)} of ${count(one.max_running)}` },
+  { name: "Queue", number: true, cell: (one) => count(one.waiting) },
+  { name: "tok/s", number: true, cell: (one) => rate(one.output_tokens_per_s) },
+  { name: "Of limit", className: "share", cell: (one) => html`<span class="with-bar"><${Meter} share=${share(one)} label="Share of the limit" /><span title=${`limit: ${rate(one.limit_tokens_per_s)} tok/s`}>${percent(share(one))}</span></span>` },
+  { name: "KV held", number: true, cell: (one) => percent(one.kv_blocks ? one.kv_blocks_held / one.kv_blocks : null) },
+];
+const PLACE = { name: "Place", cell: (one) => [one.region, one.pool].filter(Boolean).join(" ") || "–" };
+const WHY = { name: "Why", wide: true, cell: (one) => one.reason || "–" };
+
+const EVENT = [
+  { name: "At", cell: (one) => clock(one.at * 1000) },
+  { name: "Kind", cell: (one) => html`<${Badge}>${one.kind}<//>` },
+  { name: "Model", cell: (one) => one.model || "–" },
+  { name: "Replica", cell: (one) => (one.replica ? html`<code>${one.replica}</code>` : "–") },
+  { name: "What and why", wide: true, cell: (one) => one.text },
+];
 
 function Decisions() {
   const shown = [...events.values()].sort((one, other) => other.id - one.id).slice(0, 100);
   return html`<section class="panel" aria-label="Decisions and events"><header><h2>Decisions and events</h2></header>
-    ${shown.length === 0 ? html`<p class="faint">None yet.</p>` : html`<div class="scroll" tabindex="0" role="group" aria-label="Decisions and events"><table><caption class="hidden">The newest first</caption>
-      <thead><tr><th>At</th><th>Kind</th><th>Model</th><th>Replica</th><th>What and why</th></tr></thead>
-      <tbody>${shown.map((one) => html`<tr key=${one.id}><td>${clock(one.at * 1000)}</td><td><${Badge}>${one.kind}<//></td><td>${one.model || "–"}</td><td>${one.replica ? html`<code>${one.replica}</code>` : "–"}</td><td class="wrap">${one.text}</td></tr>`)}</tbody></table></div>`}
+    ${shown.length === 0 ? html`<p class="faint">None yet.</p>` : html`<${Table} caption="Decisions and events, the newest first" columns=${EVENT} rows=${shown} keyOf=${(one) => one.id} />`}
   </section>`;
 }

@@ -4,7 +4,7 @@ import { useEffect, useRef, useState } from "preact/hooks";
 import { feed } from "console/events.js";
 import { lineChart } from "console/charts.js";
 import { count, ms, percent, rate } from "console/format.js";
-import { Badge, Empty, Figure, Meter, Notice, html } from "console/ui.js";
+import { Badge, Figure, Loading, Notice, html } from "console/ui.js";
 
 const KEPT = 300; // seconds in the charts
 const history = new Map(); // model → its frames with rates, oldest first; kept while other pages are open
@@ -23,6 +23,7 @@ export function rates(now, before, seconds, limits = {}) {
   return {
     out,
     prompt,
+    computed: now.recent ? (recent.prefill_tokens ?? 0) / seconds : null,
     batch,
     limit: limit || null,
     share: limit ? out / limit : null,
@@ -54,10 +55,9 @@ feed.on("metrics.frame", note);
 export default function Live() {
   const [frame, setFrame] = useState(null);
   useEffect(() => feed.on("metrics.frame", setFrame), []);
-  if (!frame) return html`<div class="view"><h1>Live</h1><${Empty} title="Waiting for the first figures">They come once a second.<//></div>`;
   return html`<div class="view">
-    <div class="toolbar"><h1>Live</h1><span class="spread"></span><span class="faint">one frame a second; point at a figure for its formula</span></div>
-    ${frame.models.map((model) => html`<${ModelPanel} key=${model.name} model=${model} />`)}
+    <div class="toolbar"><h1>Live</h1><span class="spread"></span><span class="faint">One frame a second. Point at a figure for its formula.</span></div>
+    ${frame ? frame.models.map((model) => html`<${ModelPanel} key=${model.name} model=${model} />`) : html`<section class="panel"><${Loading} lines=${6} label="Waiting for the first figures" /></section>`}
   </div>`;
 }
 
@@ -65,11 +65,10 @@ function ModelPanel({ model }) {
   const frames = history.get(model.name) ?? [];
   const known = about.models.find((one) => one.name === model.name) ?? {};
   const now = frames.at(-1)?.rates ?? {};
-  const total = known.kv_blocks ?? 0;
-  const held = model.held ?? 0;
-  const cached = model.cached ?? 0;
   const hits = recentHits(frames);
-  const uncertain = (known.limits?.uncertainty ?? 0) > 0.05;
+  const { decode_tokens_per_s: decode, prefill_tokens_per_s: prefill } = known.limits ?? {};
+  const nearly = (known.limits?.uncertainty ?? 0) > 0.05 ? "about " : "";
+  const limitText = (share, limit) => (limit ? `${percent(share)} of the limit, ${nearly}${rate(limit)} tok/s` : "the machine's limit is not known");
   return html`<section class="panel" aria-label=${model.name}>
     <header>
       <h2>${model.name}</h2>
@@ -78,40 +77,46 @@ function ModelPanel({ model }) {
     </header>
     ${!model.ready && html`<${Notice} tone="alarm">${model.reason}<//>`}
     <div class="model-grid">
-      <div class="hero">
-        <${Figure} name="Output" value=${rate(now.out)} unit="tok/s" formula="Δ generation_tokens_total ÷ Δ time, over the last two frames." />
-        <${Meter} share=${now.share} label="Share of the limit" />
-        <p class="of">${now.limit ? html`${percent(now.share)} of the limit, ${uncertain ? "about " : ""}${rate(now.limit)} tok/s` : "the machine's limit is not known"}</p>
-        <p class="faint"><small>limit = min(decode limit of one stream × mean decode batch, prefill limit) = min(${rate(known.limits?.decode_tokens_per_s)} × ${rate(Math.max(now.batch ?? 0, 1))}, ${rate(known.limits?.prefill_tokens_per_s)})</small></p>
+      <div class="heroes">
+        <${Figure} name="Output" value=${rate(now.out)} unit="tok/s" share=${now.share} of=${limitText(now.share, now.limit)}
+          formula=${`Δ generation_tokens_total ÷ Δ time, over the last two frames. Limit = min(decode limit of one stream × mean decode batch, prefill limit) = min(${rate(decode)} × ${rate(Math.max(now.batch ?? 0, 1))}, ${rate(prefill)}).`} />
+        <${Figure} name="Prompt, computed" value=${rate(now.computed)} unit="tok/s" share=${prefill ? now.computed / prefill : null} of=${limitText(prefill ? now.computed / prefill : null, prefill)}
+          formula=${`Σ prefill_tokens of the steps ÷ Δ time. Limit = prefill_tokens_per_s: peak arithmetic ÷ arithmetic of a token. With tokens found in the cache: ${rate(now.prompt)} tok/s.`} />
       </div>
       <${Throughput} name=${model.name} frames=${frames} />
     </div>
-    <div class="figures" style=${{ marginTop: "var(--s6)" }}>
-      <${Figure} name="Prompt" value=${rate(now.prompt)} unit="tok/s" formula="Δ prompt_tokens_total ÷ Δ time. Tokens found in the cache count too." />
+    <div class="figures ruled">
       <${Figure} name="Running" value=${count(model.running ?? 0)} unit=${known.max_running ? `of ${count(known.max_running)}` : ""} formula="num_requests_running; max_running is the engine's setting." />
       <${Figure} name="Queue" value=${count(model.waiting ?? 0)} unit=${model.background ? `+ ${count(model.background)} background` : ""} formula="num_requests_waiting; background requests apart." />
-      <${Figure} name="Cache hits, last 5 min" value=${percent(hits)} formula="Δ prefix_cache_hits_total ÷ Δ prefix_cache_queries_total, in prompt tokens, over the frames of the chart." />
+      <${Figure} name="Cache hits, 5 min" value=${percent(hits)} formula="Δ prefix_cache_hits_total ÷ Δ prefix_cache_queries_total, in prompt tokens, over the frames of the chart." />
+      <${Figure} name="Preemptions" value=${count(model.preemptions ?? 0)} formula="num_preemptions_total since the engine started." tone=${model.preemptions ? "alarm" : ""} />
       <${Figure} name="Busy" value=${percent(now.busy)} formula="Σ busy_s of the steps since the last frame ÷ Δ time: the share of time in which a step ran." />
+      <${Figure} name="Decode batch" value=${rate(now.batch)} formula="Σ decode_batch of the steps since the last frame ÷ their number." />
       <${Figure} name="MBU" value=${percent(now.mbu)} formula="steps per second ÷ decode limit of one stream: bytes of weights read ÷ read bandwidth. KV reads are not counted." />
       <${Figure} name="MFU" value=${percent(now.mfu)} formula="tokens computed per second ÷ prefill limit: arithmetic done ÷ peak arithmetic." />
-      <${Figure} name="Preemptions" value=${count(model.preemptions ?? 0)} formula="num_preemptions_total since the engine started." tone=${model.preemptions ? "alarm" : ""} />
     </div>
     <div class="split">
-      <div>
-        <h3>KV blocks</h3>
-        <div class="blocks" role="img" aria-label=${`${count(held)} held, ${count(cached)} cached, ${count(total - held - cached)} free`}>
-          <span style=${{ width: `${(100 * held) / (total || 1)}%`, background: "var(--c-decode)" }}></span>
-          <span style=${{ width: `${(100 * cached) / (total || 1)}%`, background: "var(--c-prefill)" }}></span>
-        </div>
-        <div class="figures">
-          <${Figure} name="Held" value=${count(held)} formula="kv_blocks held by running sequences." />
-          <${Figure} name="Cached" value=${count(cached)} formula="kv_blocks_cached: free, but reusable by prefix." />
-          <${Figure} name="Free" value=${count(Math.max(total - held - cached, 0))} formula=${`kv_blocks_total − held − cached; ${count(total)} blocks of ${known.block_size ?? "–"} tokens in all.`} />
-        </div>
-      </div>
+      <${Blocks} model=${model} known=${known} />
       <${StepTimes} frames=${frames} />
     </div>
   </section>`;
+}
+
+function Blocks({ model, known }) {
+  const total = known.kv_blocks ?? 0;
+  const held = model.held ?? 0;
+  const cached = model.cached ?? 0;
+  const free = Math.max(total - held - cached, 0);
+  const part = (colour, blocks) => html`<span style=${{ width: `${(100 * blocks) / (total || 1)}%`, background: `var(${colour})` }}></span>`;
+  return html`<div>
+    <div class="row"><h3>KV blocks</h3><span class="faint">${count(total)} of ${known.block_size ?? "–"} tokens</span></div>
+    <div class="blocks" role="img" aria-label=${`${count(held)} held, ${count(cached)} cached, ${count(free)} free`}>${part("--c-decode", held)}${part("--c-prefill", cached)}</div>
+    <div class="figures three">
+      <${Figure} name=${html`<i style="--swatch: var(--c-decode)"></i>Held`} label="Held" value=${count(held)} unit=${percent(total ? held / total : null)} formula="kv_blocks held by running sequences, and their share of kv_blocks_total." />
+      <${Figure} name=${html`<i style="--swatch: var(--c-prefill)"></i>Cached`} label="Cached" value=${count(cached)} unit=${percent(total ? cached / total : null)} formula="kv_blocks_cached: free, but reusable by prefix." />
+      <${Figure} name=${html`<i style="--swatch: var(--sunken)"></i>Free`} label="Free" value=${count(free)} unit=${percent(total ? free / total : null)} formula=${`kv_blocks_total − held − cached; ${count(total)} blocks in all.`} />
+    </div>
+  </div>`;
 }
 
 function recentHits(frames) {
@@ -136,8 +141,8 @@ function Throughput({ name, frames }) {
     chart.current?.set([shown.map((one) => one.at), shown.map((one) => one.rates.out), shown.map((one) => one.rates.limit)]);
   });
   return html`<div>
+    <div class="legend"><span><i style="--swatch: var(--accent)"></i>output tok/s</span><span><i class="dashed"></i>limit at this batch</span></div>
     <div class="chart" ref=${place} role="img" aria-label=${`Output tokens per second of ${name} over the last five minutes, with the limit`}></div>
-    <div class="legend"><span><i style="--swatch: var(--accent)"></i>output tok/s</span><span><i style="--swatch: var(--strong-line)"></i>limit at this batch</span></div>
   </div>`;
 }
 
@@ -153,10 +158,11 @@ function StepTimes({ frames }) {
   const most = Math.max(...shown, 1);
   const edge = (index) => (index <= 0 ? "0" : ms(edges[index - 1]));
   return html`<div>
-    <h3>Step times, last minute</h3>
+    <div class="row"><h3>Step times, last minute</h3><span class="faint" title="wall_s of /debug/steps">${count(all)} steps</span></div>
     <div class="bars" role="img" aria-label=${`Histogram of ${count(all)} steps`}>
-      ${shown.map((steps, index) => html`<span style=${{ height: `${Math.max((100 * steps) / most, steps ? 2 : 0)}%` }} title=${`${edge(from + index)} to ${from + index < edges.length ? ms(edges[from + index]) : "more"}: ${count(steps)} steps`}></span>`)}
+      ${all === 0 && html`<p class="faint">No step in the last minute.</p>`}
+      ${all > 0 && shown.map((steps, index) => html`<span style=${{ height: `${Math.max((100 * steps) / most, steps ? 2 : 0)}%` }} title=${`${edge(from + index)} to ${from + index < edges.length ? ms(edges[from + index]) : "more"}: ${count(steps)} steps`}></span>`)}
     </div>
-    <div class="bars-axis"><span>${edge(from)}</span><span>${count(all)} steps, wall_s of /debug/steps</span><span>${to > edges.length ? `> ${edge(edges.length)}` : edge(to)}</span></div>
+    <div class="bars-axis"><span>${edge(from)}</span><span>${to > edges.length ? `> ${edge(edges.length)}` : edge(to)}</span></div>
   </div>`;
 }

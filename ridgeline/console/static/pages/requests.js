@@ -4,7 +4,7 @@ import { useEffect, useMemo, useRef, useState } from "preact/hooks";
 import { feed } from "console/events.js";
 import { clock, count, ms, percent } from "console/format.js";
 import { drawTimeline, hitTest, layout } from "console/pages/timeline.js";
-import { Badge, CopyButton, Empty, Tabs, html, icons } from "console/ui.js";
+import { Badge, CopyButton, Empty, Table, Tabs, html, icons } from "console/ui.js";
 
 const KEPT = 2000;
 const LISTED = 25;
@@ -50,13 +50,13 @@ export default function Requests() {
     </div>
     <section class="panel" aria-label="Timeline">
       <${Timeline} records=${all} spanMs=${SPANS[span]} isPaused=${isPaused} chosen=${record} choose=${setChosen} />
-      <div class="legend" style=${{ marginTop: "var(--s3)" }}>
+      <div class="legend">
         ${[["--c-queue", "queue"], ["--c-prefill", "prefill chunks"], ["--c-decode", "decode"], ["--alarm", "aborted or failed"], ["--warn", "preempted"]].map(([colour, name]) => html`<span><i style=${{ "--swatch": `var(${colour})` }}></i>${name}</span>`)}
       </div>
     </section>
     <div class="with-detail" data-open=${!!record}>
       <section class="panel" aria-label="Last requests">
-        ${all.length === 0 ? html`<${Empty} title="No requests yet">Each request appears here when it is accepted.<//>` : html`<${List} records=${all} chosen=${record} choose=${setChosen} />`}
+        ${all.length === 0 ? html`<${Empty} title="No requests yet" icon=${icons.requests}>Each request appears here when it is accepted.<//>` : html`<${List} records=${all} chosen=${record} choose=${setChosen} />`}
       </section>
       ${record && html`<${Detail} record=${record} onClose=${() => setChosen(null)} />`}
     </div>
@@ -92,25 +92,49 @@ function Timeline({ records, spanMs, isPaused, chosen, choose }) {
   return html`<div class="timeline" style=${{ height: `${height}px` }}><canvas ref=${canvas} onClick=${click} role="img" aria-label=${`Timeline of ${count(records.length)} requests; the list below has the same records`}></canvas></div>`;
 }
 
+const LIST = [
+  { name: "Arrived", cell: (one) => clock(one.at) },
+  { name: "State", cell: (one) => html`<${Badge} tone=${TONES[one.state]}>${one.state}<//>${one.preemptions ? html` <${Badge} tone="warn">preempted ${one.preemptions}×<//>` : ""}` },
+  { name: "Prompt", number: true, cell: (one) => count(one.prompt ?? 0) },
+  { name: "Cached", number: true, cell: (one) => percent(one.prompt ? (one.cached ?? 0) / one.prompt : 0) },
+  { name: "Output", number: true, cell: (one) => count(one.out ?? 0) },
+  { name: "Queue", number: true, cell: (one) => ms(one.admitted) },
+  { name: "TTFT", number: true, cell: (one) => ms(one.first) },
+  { name: "TPOT", number: true, cell: (one) => ms(one.tpot) },
+];
+const MODEL = { name: "Model", cell: (one) => one.model };
+
 function List({ records, chosen, choose }) {
   const shown = [...records].sort((one, other) => other.at - one.at).slice(0, LISTED);
   const several = new Set(records.map((one) => one.model)).size > 1;
-  return html`<div class="scroll" tabindex="0" role="group" aria-label="Last requests"><table>
-    <caption class="hidden">The last ${count(shown.length)} of ${count(records.length)} requests</caption>
-    <thead><tr><th>Arrived</th><th>State</th>${several && html`<th>Model</th>`}<th class="number">Prompt</th><th class="number">Cached</th><th class="number">Output</th><th class="number">Queue</th><th class="number">TTFT</th><th class="number">TPOT</th><th><span class="hidden">Record</span></th></tr></thead>
-    <tbody>${shown.map((one) => html`<tr key=${one.id} class="clickable" aria-selected=${chosen?.id === one.id} onClick=${() => choose(one)}>
-      <td>${clock(one.at)}</td>
-      <td><${Badge} tone=${TONES[one.state]}>${one.state}<//>${one.preemptions ? html` <${Badge} tone="warn">preempted ${one.preemptions}×<//>` : ""}</td>
-      ${several && html`<td>${one.model}</td>`}
-      <td class="number">${count(one.prompt ?? 0)}</td>
-      <td class="number">${percent(one.prompt ? (one.cached ?? 0) / one.prompt : 0)}</td>
-      <td class="number">${count(one.out ?? 0)}</td>
-      <td class="number">${ms(one.admitted)}</td>
-      <td class="number">${ms(one.first)}</td>
-      <td class="number">${ms(one.tpot)}</td>
-      <td><button type="button" class="quiet" aria-label=${`Record of ${one.id}`} onClick=${() => choose(one)}>Record</button></td>
-    </tr>`)}</tbody>
-  </table></div>`;
+  const open = { name: "Record", isHidden: true, number: true, cell: (one) => html`<button type="button" class="quiet" aria-label=${`Record of ${one.id}`} onClick=${() => choose(one)}>Record</button>` };
+  const columns = [...LIST.slice(0, 2), ...(several ? [MODEL] : []), ...LIST.slice(2), open];
+  return html`<${Table} caption=${`The last ${count(shown.length)} of ${count(records.length)} requests`} columns=${columns} rows=${shown} keyOf=${(one) => one.id}
+    attrs=${(one) => ({ class: "clickable", "aria-selected": chosen?.id === one.id, onClick: () => choose(one) })} />`;
+}
+
+// The spans that the server exports for a request (docs/telemetry.md), on the request's own time axis.
+export function spansOf(record, now = Date.now()) {
+  const end = record.sent ?? record.end ?? now - record.at;
+  const admitted = record.admitted ?? end;
+  const first = record.first ?? end;
+  return [
+    { name: "request", from: 0, to: end, colour: "--strong-line" },
+    { name: "engine.queue", from: 0, to: admitted, colour: "--c-queue" },
+    ...(record.admitted == null ? [] : [{ name: "engine.prefill", from: admitted, to: first, colour: "--c-prefill", marks: (record.chunks ?? []).filter((at) => at <= first) }]),
+    ...(record.first == null ? [] : [{ name: "engine.decode", from: first, to: record.last ?? end, colour: "--c-decode", marks: (record.chunks ?? []).filter((at) => at > first) }]),
+  ];
+}
+
+function Trace({ record }) {
+  const spans = spansOf(record);
+  const all = Math.max(spans[0].to, 0.001);
+  const at = (value) => `${Math.min(100, (100 * value) / all)}%`;
+  return html`<div class="trace" role="img" aria-label=${spans.map(({ name, from, to }) => `${name}: ${ms(to - from)}`).join(", ")}>
+    ${spans.map(({ name, from, to, colour, marks = [] }) => html`<span>${name}</span><span class="track">
+      <i style=${{ left: at(from), width: `max(2px, ${at(to - from)})`, background: `var(${colour})` }}></i>
+      ${marks.slice(1, 200).map((mark) => html`<b style=${{ left: at(mark) }}></b>`)}</span><span class="number">${ms(to - from)}</span>`)}
+  </div>`;
 }
 
 function Detail({ record, onClose }) {
@@ -119,7 +143,7 @@ function Detail({ record, onClose }) {
     ["request id", html`<code>${record.id}</code>`],
     ["state", record.reason && record.reason !== record.state ? `${record.state}, ${record.reason}` : record.state],
     ["path", record.path],
-    ["arrived", new Date(record.at).toISOString()],
+    ["arrived", new Date(record.at).toISOString().replace("T", " ")],
     ["queue_s", ms(record.admitted)],
     ["prefill_s", ms(after("admitted", "first"))],
     ["prefill chunks", (record.chunks ?? []).length || "–"],
@@ -136,10 +160,13 @@ function Detail({ record, onClose }) {
     ["recomputed tokens", count(record.recomputed ?? 0)],
     ["drafted / accepted", `${count(record.drafted ?? 0)} / ${count(record.accepted ?? 0)}`],
     ...(record.status ? [["HTTP status", record.status]] : []),
-    ...(record.trace ? [["trace id", html`<code>${record.trace}</code>`]] : []),
   ];
   return html`<aside class="panel detail" aria-label="TimingRecord">
     <div class="toolbar"><h2>TimingRecord</h2><span class="spread"></span><${CopyButton} text=${() => JSON.stringify(record, null, 2)} label="JSON" /><button type="button" class="quiet square" aria-label="Close the record" onClick=${onClose}>${icons.close}</button></div>
-    <dl class="facts" style=${{ marginTop: "var(--s4)" }}>${facts.map(([name, value]) => html`<dt>${name}</dt><dd>${value}</dd>`)}</dl>
+    <h3>Trace</h3>
+    <${Trace} record=${record} />
+    <p class="faint">${record.trace ? html`trace id <code>${record.trace}</code>` : "No trace id: the request came without a traceparent header and was not sampled."}</p>
+    <h3>Times and counts</h3>
+    <dl class="facts">${facts.map(([name, value]) => html`<dt>${name}</dt><dd>${value}</dd>`)}</dl>
   </aside>`;
 }

@@ -81,7 +81,7 @@ function colours() {
   if (palette) return palette;
   const style = getComputedStyle(document.documentElement);
   const value = (name) => style.getPropertyValue(name).trim();
-  palette = { queue: value("--c-queue"), prefill: value("--c-prefill"), decode: value("--c-decode"), alarm: value("--alarm"), warn: value("--warn"), ink: value("--ink"), faint: value("--faint"), line: value("--line") };
+  palette = { queue: value("--c-queue"), prefill: value("--c-prefill"), decode: value("--c-decode"), alarm: value("--alarm"), warn: value("--warn"), ink: value("--ink"), faint: value("--faint"), line: value("--line"), font: `12px ${value("--sans")}` };
   return palette;
 }
 
@@ -139,7 +139,7 @@ export function drawTimeline(canvas, rows, from, to, chosen) {
 
 function axis(pen, ink, x, from, to, width, height) {
   const every = [1, 2, 5, 10, 15, 30, 60, 120, 300].map((seconds) => seconds * 1000).find((size) => (width * size) / (to - from) > 70) ?? 600_000;
-  pen.font = "11px system-ui, sans-serif";
+  pen.font = ink.font;
   pen.strokeStyle = ink.line;
   pen.fillStyle = ink.faint;
   pen.lineWidth = 1;
