@@ -10,8 +10,8 @@ tab       one open tab: CPU of the server beyond its own, bytes of the stream (b
 tabs      TPOT of one stream with 100 open streams and without, in turn (bar: 1 % more)
 killed    SIGKILL of the engine in the middle of an answer: time until the page says so (bar: 2 s)
 
-Needs a Chromium (`.ci/services` installs it). The last three start `ridgeline serve smollm2-135m`. Other work on
-the machine shows in every figure but the size: run it alone.
+Needs a Chromium (`.ci/services` installs it). The last three start `ridgeline serve smollm2-135m`. Other work
+on the machine shows in every figure but the size: run it alone.
 """
 
 from __future__ import annotations
@@ -47,7 +47,11 @@ from tests.server.stage import Stage
 TOKENS, RATE = 10_000, 300
 FRAMES = """() => {
   window.gaps = []; let last = performance.now();
-  const frame = (now) => { window.gaps.push(now - last); last = now; window.frame = requestAnimationFrame(frame); };
+  const frame = (now) => {
+    window.gaps.push(now - last);
+    last = now;
+    window.frame = requestAnimationFrame(frame);
+  };
   window.frame = requestAnimationFrame(frame);
 }"""
 RECORDS = """async (count) => {
@@ -55,7 +59,8 @@ RECORDS = """async (count) => {
   const begin = Date.now();
   const records = Array.from({ length: count }, (_, n) => ({
     id: `r${n}`, model: "m", path: "/v1/chat/completions", at: begin - 110_000 + (n * 110_000) / count,
-    state: "done", prompt: 500, out: 100, admitted: 20, chunks: [20, 80, 140], first: 200, last: 1900, end: 1901, sent: 1902,
+    state: "done", prompt: 500, out: 100, admitted: 20, chunks: [20, 80, 140],
+    first: 200, last: 1900, end: 1901, sent: 1902,
   }));
   feed.hear({ event: "requests.snapshot", id: "", data: JSON.stringify(records) });
 }"""
@@ -91,7 +96,7 @@ def shown(values: list[float], digits: int = 1) -> str:
 
 def size() -> dict[str, Any]:
     files = assets()
-    own = [path for path in (*STATIC.glob("*.js"), *STATIC.glob("pages/*.js"), *STATIC.glob("*.css"))]
+    own = [*STATIC.glob("*.js"), *STATIC.glob("pages/*.js"), *STATIC.glob("*.css")]
     return {
         "all_kb": round(sum(len(one.packed) for one in files.by_name.values()) / 1000, 1),
         "first_view_kb": round(sum(len(one.packed) for one in files.first_view()) / 1000, 1),
@@ -124,8 +129,8 @@ def paint(rounds: int) -> dict[str, Any]:
     found: list[float] = []
     with launched() as browser, serving(lambda: Stage(script=at_rate(5, 100))) as (url, _):
         for _ in range(rounds + 1):
-            with tab_of(browser, url) as tab:
-                page = tab.open()
+            with tab_of(browser, url) as opened:
+                page = opened.open()
                 page.wait_for_selector(".empty")
                 while (at := page.evaluate(script)) is None:
                     page.wait_for_timeout(20)
@@ -137,8 +142,8 @@ def reply(rounds: int) -> dict[str, Any]:
     longest, late, rates = [], [], []
     with launched() as browser, serving(lambda: Stage(script=at_rate(TOKENS, RATE))) as (url, _):
         for _ in range(rounds):
-            with tab_of(browser, url) as tab:
-                page = tab.open()
+            with tab_of(browser, url) as opened:
+                page = opened.open()
                 page.set_default_timeout(240_000)
                 page.wait_for_selector(".composer select option", state="attached")
                 page.get_by_role("button", name="Settings").click()
@@ -158,19 +163,22 @@ def reply(rounds: int) -> dict[str, Any]:
 
 def timeline(rounds: int) -> dict[str, Any]:
     rates, draws = [], []
-    with launched() as browser, serving(lambda: Stage(script=at_rate(5, 100))) as (url, _):
-        with tab_of(browser, url) as tab:
-            page = tab.open("#/requests")
-            page.wait_for_selector(".timeline")
-            page.wait_for_selector(".connection[data-state=live]")
-            page.evaluate(RECORDS, 2000)
-            page.wait_for_selector("tbody tr")
-            for _ in range(rounds):
-                page.evaluate(FRAMES)
-                page.wait_for_timeout(4000)
-                gaps = page.evaluate("(cancelAnimationFrame(window.frame), window.gaps)")
-                rates.append(1000 * len(gaps) / sum(gaps))
-                draws.append(statistics.median(page.evaluate(DRAW)))
+    with (
+        launched() as browser,
+        serving(lambda: Stage(script=at_rate(5, 100))) as (url, _),
+        tab_of(browser, url) as opened,
+    ):
+        page = opened.open("#/requests")
+        page.wait_for_selector(".timeline")
+        page.wait_for_selector(".connection[data-state=live]")
+        page.evaluate(RECORDS, 2000)
+        page.wait_for_selector("tbody tr")
+        for _ in range(rounds):
+            page.evaluate(FRAMES)
+            page.wait_for_timeout(4000)
+            gaps = page.evaluate("(cancelAnimationFrame(window.frame), window.gaps)")
+            rates.append(1000 * len(gaps) / sum(gaps))
+            draws.append(statistics.median(page.evaluate(DRAW)))
     return {"frames_per_s": rates, "layout_and_draw_ms": draws}
 
 

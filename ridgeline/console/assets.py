@@ -103,8 +103,9 @@ class Assets:
         """The content security policy: own files and the two inline scripts of `page`, nothing foreign."""
         scripts = " ".join(f"'sha256-{_digest64(text)}'" for text in (self.import_map, THEME))
         return (
-            f"default-src 'self'; script-src 'self' {scripts}; img-src 'self' data: blob:; media-src 'self' data:; frame-src 'self'; "
-            "object-src 'none'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+            f"default-src 'self'; script-src 'self' {scripts}; img-src 'self' data: blob:; "
+            "media-src 'self' data:; frame-src 'self'; object-src 'none'; "
+            "base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
         )
 
     def page(self, info: ConsoleInfo) -> bytes:

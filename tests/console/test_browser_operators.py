@@ -62,7 +62,7 @@ def browser() -> Iterator[Any]:
 
 
 class Public:
-    """In place of the gateway's public port: two models, and an answer whose ledger row is the second of ROWS."""
+    """In place of the gateway's public port: two models, and an answer whose row is the second of ROWS."""
 
     def __init__(self) -> None:
         self.asked: list[dict[str, Any]] = []

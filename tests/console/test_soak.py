@@ -28,8 +28,8 @@ FILL = """async () => {
   const times = { admitted: 3, first: 40, last: 90, end: 91, sent: 92, chunks: [3], prompt: 5, out: 9 };
   const begin = Date.now() / 1000 - 3600;
   for (let n = 0; n < 2500; n++) {
-    const record = { id: `old${n}`, model: "m", path: "/v1/chat/completions", at: begin * 1000 + n, state: "done" };
-    hear("requests", [{ ...record, ...times }]);
+    const record = { id: `old${n}`, model: "m", path: "/v1/completions", at: begin * 1000 + n };
+    hear("requests", [{ ...record, state: "done", ...times }]);
     if (n % 5 === 0) for (const { name } of feed.last.get("metrics.frame").models)
       hear("metrics.frame", { at: begin + n, models: [{ name, ready: true, steps: n }] });
   }

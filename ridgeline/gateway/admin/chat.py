@@ -1,4 +1,4 @@
-"""Chat of the console on the admin port: two paths of the public API, forwarded to this gateway's own listener.
+"""Chat of the console on the admin port: two paths of the public API, forwarded to the gateway's own port.
 
 The client's API key decides there, as it does for every client; the admin key is neither needed nor sent. So
 the page can use the public API without a request to another origin.
@@ -34,7 +34,7 @@ def is_forwarded(path: str) -> bool:
 
 
 def own_origin(host: str, port: int, is_https: bool) -> Origin:
-    """The gateway's public listener, from this machine. Its certificate is its own: the name is not checked."""
+    """The gateway's public port, from this machine. Its certificate is its own: the name is not checked."""
     tls = None
     if is_https:
         tls = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
