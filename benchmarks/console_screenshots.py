@@ -2,9 +2,9 @@
 
     python benchmarks/console_screenshots.py [--only server,gateway,fleet] [--out DIR] [--every DIR]
 
-Needs Debian's chromium-headless-shell; with the packages fonts-inter and fonts-jetbrains-mono the pictures have
-the fonts that the page prefers. The figures on them are those of this machine and moment; the gateway's ledger
-is an example, made from a seed. --every writes all pages in both themes at 360, 768 and 1440 px.
+Needs Debian's chromium-headless-shell; with the packages fonts-inter and fonts-jetbrains-mono the pictures
+have the fonts that the page prefers. The figures on them are those of this machine and moment; the gateway's
+ledger is an example, made from a seed. --every writes all pages in both themes at 360, 768 and 1440 px.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-ROOT = Path(__file__).parents[1]
-sys.path.insert(0, str(ROOT))
+sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from ridgeline.gateway.accounting.row import LedgerRow
 from ridgeline.gateway.accounting.store.places import sqlite_ledger
 from tests.console.browser import launched
 from tests.ports import free_port
 
+ROOT = Path(__file__).parents[1]
 SIZES = {"desk": (1280, 800), "wide": (1440, 900), "tablet": (768, 1024), "phone": (360, 760)}
 MOST_BYTES = 150_000
 MODEL = "smollm2-135m"

@@ -51,7 +51,7 @@ export default function Requests() {
     <section class="panel" aria-label="Timeline">
       <${Timeline} records=${all} spanMs=${SPANS[span]} isPaused=${isPaused} chosen=${record} choose=${setChosen} />
       <div class="legend">
-        ${[["--c-queue", "queue"], ["--c-prefill", "prefill chunks"], ["--c-decode", "decode"], ["--alarm", "aborted or failed"], ["--warn", "preempted"]].map(([colour, name]) => html`<span><i style=${{ "--swatch": `var(${colour})` }}></i>${name}</span>`)}
+        ${[["--c-queue", "queue"], ["--c-prefill", "prefill chunks"], ["--c-decode", "decode"], ["--c-cached", "cache hit"], ["--alarm", "aborted or failed"], ["--warn", "preempted"]].map(([colour, name]) => html`<span><i style=${{ "--swatch": `var(${colour})` }}></i>${name}</span>`)}
       </div>
     </section>
     <div class="with-detail" data-open=${!!record}>
@@ -71,12 +71,20 @@ function Timeline({ records, spanMs, isPaused, chosen, choose }) {
   else state.current.heldAt ??= Date.now();
   useEffect(() => {
     let frame;
+    let last = {};
     const draw = () => {
       if (!canvas.current) return; // the page was left within this frame
-      const now = state.current.heldAt ?? Date.now();
-      state.current.rows = layout(state.current.records, now - state.current.spanMs, now);
-      drawTimeline(canvas.current, state.current.rows, now - state.current.spanMs, now, state.current.chosen?.id);
       frame = requestAnimationFrame(draw);
+      const { heldAt, records, spanMs, chosen } = state.current;
+      const now = heldAt ?? Date.now();
+      const { clientWidth: width, clientHeight: height } = canvas.current;
+      const isSame = last.records === records && last.spanMs === spanMs && last.chosen === chosen && last.width === width && last.height === height;
+      // Nothing is drawn for less than half a pixel of movement.
+      if (isSame && now - last.now < spanMs / width / 2 && performance.now() - last.at < 500) return;
+      const isLaidOut = last.records === records && last.spanMs === spanMs && now - last.laidOut < 500;
+      if (!isLaidOut) state.current.rows = layout(records, now - spanMs, now);
+      drawTimeline(canvas.current, state.current.rows, now - spanMs, now, chosen?.id);
+      last = { records, spanMs, chosen, width, height, now, at: performance.now(), laidOut: isLaidOut ? last.laidOut : now };
     };
     draw();
     return () => cancelAnimationFrame(frame);

@@ -81,7 +81,7 @@ function colours() {
   if (palette) return palette;
   const style = getComputedStyle(document.documentElement);
   const value = (name) => style.getPropertyValue(name).trim();
-  palette = { queue: value("--c-queue"), prefill: value("--c-prefill"), decode: value("--c-decode"), alarm: value("--alarm"), warn: value("--warn"), ink: value("--ink"), faint: value("--faint"), line: value("--line"), font: `12px ${value("--sans")}` };
+  palette = { queue: value("--c-queue"), prefill: value("--c-prefill"), decode: value("--c-decode"), alarm: value("--alarm"), warn: value("--warn"), cached: value("--c-cached"), ink: value("--ink"), faint: value("--faint"), line: value("--line"), font: `12px ${value("--sans")}` };
   return palette;
 }
 
@@ -101,14 +101,14 @@ export function drawTimeline(canvas, rows, from, to, chosen) {
   pen.clearRect(0, 0, width, height);
   axis(pen, ink, x, from, to, width, height);
   // One path per colour: a few fills for thousands of bars.
-  const parts = { queue: [], prefill: [], decode: [], alarm: [], warn: [] };
+  const parts = { queue: [], prefill: [], decode: [], cached: [], alarm: [], warn: [] };
   const add = (name, begin, end, y) => parts[name].push(Math.max(begin, 0), y, Math.max(end - Math.max(begin, 0), LEAST));
-  for (const { record, end, row } of rows.placed) {
+  for (const { record, row } of rows.placed) {
     const y = row * step + 4;
     if (y > height - AXIS) continue;
     const at = (after) => x(record.at + after);
     const admitted = record.admitted ?? record.first ?? null;
-    const last = x(end);
+    const last = x(endOf(record, to));
     if (admitted == null) add("queue", x(record.at), last, y);
     else {
       add("queue", x(record.at), at(admitted), y);
@@ -118,6 +118,7 @@ export function drawTimeline(canvas, rows, from, to, chosen) {
         add("decode", at(first), last, y);
         for (const chunk of record.chunks ?? []) if (chunk > first) add("warn", at(chunk), at(chunk) + 3, y);
       }
+      if (record.cached && bar >= 3) add("cached", at(admitted), at(admitted) + 3, y);
       if (bar >= 6) for (const chunk of (record.chunks ?? []).slice(1)) if (first == null || chunk < first) add("queue", at(chunk), at(chunk) + 1, y);
     }
     if (record.state === "aborted" || record.state === "failed") add("alarm", last - 3, last, y);
@@ -133,7 +134,7 @@ export function drawTimeline(canvas, rows, from, to, chosen) {
     pen.strokeStyle = ink.ink;
     pen.lineWidth = 1.5;
     const begin = Math.max(x(marked.record.at), 1);
-    pen.strokeRect(begin - 1.5, marked.row * step + 2.5, Math.max(x(marked.end) - begin, 2) + 3, bar + 3);
+    pen.strokeRect(begin - 1.5, marked.row * step + 2.5, Math.max(x(endOf(marked.record, to)) - begin, 2) + 3, bar + 3);
   }
 }
 
