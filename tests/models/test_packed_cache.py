@@ -20,7 +20,7 @@ from ridgeline.models.errors import BrokenModel
 from ridgeline.models.spec.read_spec import read_spec
 from ridgeline.models.weights import packed_cache
 from ridgeline.models.weights.packed import PackedDecoder, load_packed, plan_packed
-from ridgeline.models.weights.packed_file import huge_memory, read_image
+from ridgeline.models.weights.packed_file import PackedImage, huge_memory, read_image
 from tests.models.test_weights import rewrite
 from tests.models.tiny_checkpoints import tiny_model
 
@@ -135,6 +135,33 @@ def test_the_checkpoint_is_let_go_once_it_is_packed(model: Path) -> None:
     mappings = Path("/proc/self/maps").read_text()
     assert str(model) not in mappings  # other tests of this process may keep their own checkpoints
     assert packed.nbytes == plan.nbytes
+
+
+@pytest.mark.skipif(not Path("/proc/self/maps").exists(), reason="no list of mappings here")
+def test_the_checkpoint_is_let_go_before_the_packed_weights_are_read(
+    model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    read, mapped = packed_cache.load_entry, []
+
+    def load_entry(key: packed_cache.Key) -> PackedImage | None:
+        mapped.append(str(model) in Path("/proc/self/maps").read_text())
+        return read(key)
+
+    plan = plan_packed(model, read_spec(model))
+    monkeypatch.setattr(packed_cache, "load_entry", load_entry)
+    plan.load(None)
+    assert mapped[-1:] == [False]
+
+
+def test_an_entry_that_cannot_be_read_back_leaves_the_weights_packed_in_memory(
+    model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    expected = load(model)
+    shutil.rmtree(packed_cache.packed_dir())
+    monkeypatch.setattr(packed_cache, "load_entry", lambda key: None)
+    packed = load(model)
+    assert "could not be stored on disk" in " ".join(packed.notes)
+    assert_same(packed, expected)
 
 
 # ---- what is stale is not used ----

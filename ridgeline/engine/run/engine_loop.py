@@ -45,6 +45,7 @@ from ridgeline.engine.link.transport import Closed, EngineSocket, Opened, Woken
 from ridgeline.engine.schedule.request import Request
 from ridgeline.engine.schedule.step import SeqDelta
 from ridgeline.engine.start.build import BuiltEngine, StartupBudget, build_engine
+from ridgeline.engine.start.progress import WeightsProgress
 from ridgeline.models.errors import ModelError
 from ridgeline.models.files.content_id import content_id
 from ridgeline.models.spec.readers.encoder_config import is_encoder
@@ -226,7 +227,7 @@ def main() -> int:
         if is_encoder(path):
             loop = _encoder_loop(config, path, budget, args)
         else:
-            built = build_engine(config, path, budget, untrusted_grammars=True)
+            built = build_engine(config, path, budget, WeightsProgress(), untrusted_grammars=True)
     except (ModelError, EngineError, OptionError) as error:
         logs.fail(f"ridgeline: {error}")
         return EXIT_CANNOT_START

@@ -43,12 +43,8 @@ class Packing:
 
     def __init__(self, path: Path, spec: ModelSpec, weights: str, key: packed_cache.Key) -> None:
         """Opens the checkpoint, checks it and plans its layout; an empty key stores nothing on disk."""
-        self._spec = spec
-        source = open_source(path, spec)
-        places = checked_places(source, spec, path)
-        fused = list(fused_tensors(spec))
-        self._matrices = [FusedMatrix(each, source, places, weights) for each in fused if each.is_matrix]
-        self._vectors = _read_vectors(fused, source, places, spec)
+        self._path, self._spec, self._weights = path, spec, weights
+        self._open()
         sections = lay_out(
             [(m.name, m.format, m.n, m.k) for m in self._matrices],
             [(name, len(values)) for name, values in self._vectors.items()],
@@ -60,7 +56,19 @@ class Packing:
         try:
             return self._packed(progress)
         finally:
-            self._matrices, self._vectors = [], {}  # this releases the source's mappings
+            self._close()
+
+    def _open(self) -> None:
+        source = open_source(self._path, self._spec)
+        places = checked_places(source, self._spec, self._path)
+        fused = list(fused_tensors(self._spec))
+        self._matrices = [
+            FusedMatrix(each, source, places, self._weights) for each in fused if each.is_matrix
+        ]
+        self._vectors = _read_vectors(fused, source, places, self._spec)
+
+    def _close(self) -> None:
+        self._matrices, self._vectors = [], {}  # this releases the source's mappings
 
     def _packed(self, progress: Progress | None) -> tuple[PackedImage, tuple[str, ...]]:
         notes = self.header.notes
@@ -72,6 +80,8 @@ class Packing:
                     f"packed weights could not be stored on disk ({error.strerror or error}: "
                     f"{packed_cache.packed_dir()}); the next start packs them again",
                 )
+        if not self._matrices:
+            self._open()
         target = MemoryTarget(self.header)
         self._fill(target, progress)
         return target.image(), notes
@@ -89,6 +99,7 @@ class Packing:
         except BaseException:
             temporary.unlink(missing_ok=True)
             raise
+        self._close()  # first: the pages of checkpoint and entry together would be twice the model's size
         image = packed_cache.load_entry(self.header.key)
         if image is None:
             raise OSError("the file just written could not be read")
