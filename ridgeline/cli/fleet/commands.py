@@ -147,14 +147,15 @@ def wait_for(client: ControlClient, done: Mapping[str, Any]) -> int:
     rolled = [one["model"] for one in done["rolling"]]
     moved = {one["model"]: one["replicas"] for one in done.get("moving", [])}
     names = dict.fromkeys([*rolled, *moved])
-    shown: dict[str, str] = {}
+    shown: dict[str, tuple[str, bool]] = {}
     while True:
         models = {one["name"]: one for one in client.get("/fleet/status")["models"]}
         for name in names:
             state = _progress(models[name], name in rolled, moved.get(name, 0))
-            if shown.get(name) != state:
-                shown[name] = state
-                print(f"{name}: {state}", flush=True)
+            awaits = models[name].get("rollout_awaits")  # an older controller does not say it
+            if shown.get(name) != (state, bool(awaits)):
+                shown[name] = state, bool(awaits)
+                print(f"{name}: {state}" + (f" ({awaits})" if awaits else ""), flush=True)
         moving = [name for name, count in moved.items() if _is_moving(models[name], count)]
         if not moving and not any(models[name]["rollout"] for name in rolled):
             return 1 if any("rolled_back" in models[name]["last_rollout"] for name in rolled) else 0

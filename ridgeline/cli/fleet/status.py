@@ -102,7 +102,8 @@ def model_lines(model: dict[str, Any]) -> list[str]:
     line = f"{model['name']}: {model['serving']} of {model['target']} serve{starting}"
     line += f", version {model['version']}"
     if model["rollout"]:
-        line += f"; rollout to {model['rollout_to']}: {model['rollout']}"
+        awaits = model.get("rollout_awaits")  # an older controller does not say it
+        line += f"; rollout to {model['rollout_to']}: {model['rollout']}" + (f" ({awaits})" if awaits else "")
     elif model["last_rollout"]:
         line += f"; last rollout {model['last_rollout']}"
     if model.get("moving"):  # an older controller does not say it

@@ -105,8 +105,7 @@ class ManagedModel:
 
     def hear(self, demand: ModelDemand) -> None:
         if self.rollout is not None:
-            for outcome in demand.versions:
-                self.rollout.hear(outcome)
+            self.rollout.hear_demand(demand)
 
     # ---- deciding ----
 

@@ -4,7 +4,7 @@ The controller calls `step` with the state of the replicas; the result says how 
 and the weight of the new version. First one new replica, the canary, gets a small share of requests. If it
 is judged good, the others follow within the surge and unavailable limits. Failed starts, more errors or a
 longer time to first token turn the rollout back: the old version serves all the time. A canary that gets no
-request is judged by generations that the controller asks of it.
+request is judged by generations that the controller asks of it: at once if the model has no traffic at all.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import Literal
 import msgspec
 
 from ridgeline.fleet.config_models import RolloutConfig
-from ridgeline.fleet.messages import VersionOutcome
+from ridgeline.fleet.messages import ModelDemand, VersionOutcome
 
 Phase = Literal["canary", "rolling", "rolling_back", "done", "rolled_back"]
 MAX_SAMPLES = 2048  # times to first token, for each version
@@ -82,12 +82,20 @@ class Rollout:
         self.outcomes = {old: Outcomes(), new: Outcomes()}
         self._began = now
         self._canary_since: float | None = None
+        self._is_idle: bool | None = None  # no request since the canary serves; None: no report yet
         self._wants_probe = False
         self._probed: str | None = None  # empty: the canary generates; else why not
 
     @property
     def is_over(self) -> bool:
         return self.phase in ("done", "rolled_back")
+
+    def hear_demand(self, demand: ModelDemand) -> None:
+        """A router's report for an interval."""
+        is_asked = bool(demand.arrived or demand.held or demand.in_flight)
+        self._is_idle = not is_asked and self._is_idle is not False
+        for outcome in demand.versions:
+            self.hear(outcome)
 
     def hear(self, outcome: VersionOutcome) -> None:
         if outcome.version in self.outcomes:
@@ -96,6 +104,16 @@ class Rollout:
     def probed(self, reason: str) -> None:
         """The result of the probe that a step asked for. reason: why it failed; empty: it did not."""
         self._probed = reason
+
+    def awaited(self, now: float) -> str:
+        """What the judgement of a canary that serves waits for; else empty."""
+        if self.phase != "canary" or self._canary_since is None:
+            return ""
+        seen, watched_s, config = self.outcomes[self.new].ended, now - self._canary_since, self.config
+        return (
+            f"{seen} of {config.canary_requests} requests, {watched_s:.0f} of {config.canary_s:g} s; "
+            "without traffic, a probe decides"
+        )
 
     def turn_back(self, reason: str) -> None:
         if not self.is_over:
@@ -145,7 +163,7 @@ class Rollout:
             self.phase, self.reason = "rolling", "no replica of the old version serves"
             return
         if new.serving and self._canary_since is None:
-            self._canary_since = now
+            self._canary_since, self._is_idle = now, None
         if self._canary_since is None:
             return
         watched_s, seen = now - self._canary_since, self.outcomes[self.new].ended
@@ -153,12 +171,14 @@ class Rollout:
             return
         if seen >= self.config.canary_requests:
             self.phase, self.reason = "rolling", f"the canary answered {seen} requests in {watched_s:.0f} s"
-        elif watched_s >= self.config.judge_s:
+        elif watched_s >= self.config.judge_s or self._probed or (self._is_idle and not seen):
             self._judge_late(seen, watched_s, new)
 
     def _judge_late(self, seen: int, watched_s: float, new: Counts) -> None:
         """Fewer requests than wanted came: those decide, or a probe where there are none."""
-        if seen:
+        if self._probed:
+            self.turn_back(f"no traffic to judge by, and the canary failed a probe: {self._probed}")
+        elif seen:
             reason = self._worse_errors(least=1)
             if reason:
                 self.turn_back(reason)
@@ -167,8 +187,6 @@ class Rollout:
                 self.reason = f"{seen} requests reached the canary in {watched_s:.0f} s"
         elif self._probed is None:
             self._wants_probe = new.serving > 0  # a canary that starts again is probed once it serves
-        elif self._probed:
-            self.turn_back(f"no traffic to judge by, and the canary failed a probe: {self._probed}")
         else:
             self.phase, self.reason = "rolling", "no traffic to judge by; the canary generated when probed"
 

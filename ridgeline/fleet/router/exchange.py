@@ -18,7 +18,8 @@ from ridgeline.proxy.request_head import Headers
 from ridgeline.replica.resume import RESUMABLE_HEADER, BrokenMarkers, Failure, GroupReader, ResumeState
 
 MARKED = RESUMABLE_HEADER.encode()
-OWN_HEADERS = frozenset((MARKED, b"content-length"))  # headers of a replica's answer that are not passed on
+# Headers of a replica's answer that are not passed on: the router's HTTP server sends its own.
+OWN_HEADERS = frozenset((MARKED, b"content-length", b"date"))
 
 log = logging.getLogger(__name__)
 

@@ -165,6 +165,8 @@ def test_a_models_line_names_the_rollout_and_the_crash_loop() -> None:
         "  autoscaler: keep 2",
         "  warning: w",
     ]
+    line = model_lines(model | {"rollout_awaits": "3 of 20 requests"})[0]
+    assert "; rollout to v2: canary (3 of 20 requests); 2" in line
 
 
 def test_without_a_controller_the_verbs_say_how_to_start_one(

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from ridgeline.fleet.config_models import RolloutConfig
 from ridgeline.fleet.controller.rollout import Counts, Rollout
-from ridgeline.fleet.messages import VersionOutcome
+from ridgeline.fleet.messages import ModelDemand, VersionOutcome
 
 
 class World:
@@ -162,6 +162,49 @@ def test_a_canary_that_starts_again_is_not_probed_before_it_serves() -> None:
     one = unvisited()
     for counts, probe in ((Counts(), False), (Counts(starting=1), False), (Counts(serving=1), True)):
         assert one.rollout.step(one.counts()[0], counts, 4, 100, one.now).probe is probe
+
+
+def demand(arrived: int = 0, held: int = 0, in_flight: int = 0) -> ModelDemand:
+    return ModelDemand("m", arrived, 0, 0, held, 0.0, in_flight)
+
+
+def test_a_canary_of_a_model_without_traffic_is_probed_after_canary_s() -> None:
+    one = world(canary_s=30.0, judge_s=600.0)
+    one.rollout.hear_demand(demand(arrived=1))  # before the canary serves: this does not count
+    one.step()
+    one.all_ready()
+    one.step()
+    assert "0 of 20 requests, 0 of 30 s" in one.rollout.awaited(one.now)
+    one.now = 31.0
+    assert not one.rollout.step(*one.counts(), 4, 100, one.now).probe  # no router has reported
+    one.rollout.hear_demand(demand())
+    assert one.rollout.step(*one.counts(), 4, 100, one.now).probe
+    one.rollout.probed("")
+    one.step()
+    assert one.rollout.phase == "rolling"
+    assert one.rollout.awaited(one.now) == ""
+
+
+@pytest.mark.parametrize("seen", [demand(arrived=1), demand(held=1), demand(in_flight=1)])
+def test_a_canary_waits_for_its_requests_while_the_model_has_traffic(seen: ModelDemand) -> None:
+    one = world(canary_s=30.0, judge_s=600.0)
+    one.step()
+    one.all_ready()
+    one.step()
+    for report in (demand(), seen, demand()):  # another router has no request
+        one.rollout.hear_demand(report)
+    one.now = 599.0
+    assert not one.rollout.step(*one.counts(), 4, 100, one.now).probe
+    one.now = 601.0
+    assert one.rollout.step(*one.counts(), 4, 100, one.now).probe
+
+
+def test_a_failed_probe_counts_though_a_request_has_come_meanwhile() -> None:
+    one = unvisited()
+    one.outcome("b", 1)
+    one.rollout.probed("status 500")
+    one.step()
+    assert one.rollout.phase == "rolling_back"
 
 
 def test_few_requests_decide_where_no_more_come() -> None:

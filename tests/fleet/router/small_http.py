@@ -19,7 +19,8 @@ class Asked:
 
     def head(self, status: int = 200, *lines: str, length: int | None = None) -> None:
         framing = "transfer-encoding: chunked" if length is None else f"content-length: {length}"
-        text = "\r\n".join([f"HTTP/1.1 {status} X", framing, *lines, "", ""])
+        date = "date: Thu, 01 Jan 1970 00:00:00 GMT"
+        text = "\r\n".join([f"HTTP/1.1 {status} X", date, framing, *lines, "", ""])
         self.writer.write(text.encode())
 
     async def piece(self, data: bytes) -> None:

@@ -39,6 +39,9 @@ async def test_answers_whole_and_streamed_models_health_and_metrics(stage: Stage
         streamed = await client.post("/v1/chat/completions", json=CHAT | {"stream": True})
         assert streamed.content == counted(8)
         assert streamed.headers["content-type"] == "text/event-stream"
+        for answer in (whole, streamed):
+            (date,) = [value for name, value in answer.headers.raw if name.lower() == b"date"]
+            assert b"1970" not in date  # the replica's
         models = (await client.get("/v1/models")).json()["data"]
         assert [one["id"] for one in models] == [MODEL, "alias", "outer"]
         assert (await client.get("/v1/models/alias")).json()["id"] == "alias"

@@ -52,6 +52,7 @@ class ModelStatus(msgspec.Struct, frozen=True):
     scales: bool
     rollout: str  # the phase; empty without a rollout
     rollout_to: str
+    rollout_awaits: str  # what the canary's judgement waits for
     last_rollout: str
     blocked: str  # why a wanted replica does not start
     crash_loop: bool
@@ -120,6 +121,7 @@ def model_status(controller: Controller, model: ManagedModel) -> ModelStatus:
         scales=model.config.scales,
         rollout="" if rollout is None else rollout.phase,
         rollout_to="" if rollout is None else rollout.new,
+        rollout_awaits="" if rollout is None else rollout.awaited(controller.clock()),
         last_rollout=model.last_rollout,
         blocked=model.blocked,
         crash_loop=any(one.failures >= LOOP_FAILURES for one in model.restarts.values()),
