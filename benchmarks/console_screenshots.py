@@ -266,7 +266,7 @@ def fleet(camera: Camera, folder: Path) -> None:
             time.sleep(0.2)
         token = token_file.read_text().strip()
         until_ready(f"{url}/fleet/status", process, token)
-        while [one["state"] for one in call(f"{url}/fleet/status", key=token)["replicas"]] != ["ready"] * 2:
+        while call(f"{url}/fleet/status", key=token)["models"][0]["serving"] < 2:
             time.sleep(0.5)
 
         def load(page: Any) -> None:

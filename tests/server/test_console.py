@@ -12,7 +12,9 @@ import msgspec
 
 from ridgeline.console.assets import assets
 from ridgeline.server.config import ServerConfig
+from ridgeline.server.console.live import LiveFigures
 from ridgeline.server.console.request_log import LoggedRequest, RequestLog
+from ridgeline.telemetry.stats import StepRecord
 from ridgeline.telemetry.timing import TimingRecord
 from tests.patience import PATIENCE_S
 from tests.server.scripted_client import say
@@ -100,6 +102,24 @@ async def test_a_frame_tells_that_the_engine_is_not_ready() -> None:
         found = await events_of(http, lambda found: found[-1][0] == "metrics.frame", params=only)
     (model,) = found[-1][1]["models"]
     assert (model["ready"], model["reason"]) == (False, "the engine is restarting")
+
+
+async def test_an_idle_engine_is_not_asked_for_its_steps() -> None:
+    stage = Stage()
+    figures, asked, dump = LiveFigures(stage.served_models), [], stage.client.dump_steps
+
+    async def counted(since: int = -1) -> list[StepRecord]:
+        asked.append(since)
+        return await dump(since)
+
+    stage.client.dump_steps = counted  # type: ignore[method-assign]
+    for _ in range(3):
+        frame = await figures.frame()
+    assert asked == [-1]
+    assert frame["models"][0].recent.count == 0
+    stage.client.stats.steps += 1
+    await figures.frame()
+    assert asked == [-1, 2]
 
 
 def test_a_record_has_the_times_of_its_timing_record_and_no_text() -> None:

@@ -1,6 +1,6 @@
 // Reply: one streamed answer of /v1/chat/completions, measured by this browser and by the server.
 
-import { ApiError, CHAT, ask, headers, info, refusal } from "console/api.js";
+import { ApiError, CHAT, ask, headers, info, key, refusal } from "console/api.js";
 import { EventParser } from "console/events.js";
 
 const BOOKED_MS = [250, 500, 1000, 2000, 4000];
@@ -61,7 +61,7 @@ export class Reply {
     }
     this.endedAt = performance.now();
     this.tell();
-    if (info.kind === "gateway" && this.requestId) this.book();
+    if (info.kind === "gateway" && this.requestId && key()) this.book();
   }
 
   // What the gateway booked for this request: the ledger's row, which is written shortly after the answer.
@@ -69,8 +69,10 @@ export class Reply {
     for (const pause of BOOKED_MS) {
       await new Promise((ready) => setTimeout(ready, pause));
       this.row = await ask(`/admin/usage/${encodeURIComponent(this.requestId)}`).catch(() => null);
-      if (this.row) return this.tell();
+      if (this.row) break;
     }
+    this.isBooked = true;
+    this.tell();
   }
 
   async read(answer) {

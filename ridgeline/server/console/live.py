@@ -58,6 +58,7 @@ class LiveFigures:
         self._models = served_models.models
         self._last_step: dict[str, tuple[AsyncClient, int]] = {}
         self._steps_seen: dict[str, int] = {}
+        self._steps_read: dict[str, int] = {}  # the count when the engine's records were read
 
     def snapshot(self) -> dict[str, Any]:
         return {"edges_ms": STEP_EDGES_MS, "models": [self._about(model) for model in self._models]}
@@ -117,14 +118,16 @@ class LiveFigures:
             return None
         known = self._last_step.get(name)
         since = known[1] if known is not None and known[0] is client else None
-        if since is not None and client.stats.steps == 0:
-            return StepSums()
+        steps = client.stats.steps
+        if since is not None and steps == self._steps_read.get(name):
+            return StepSums()  # an idle engine is not asked
         try:
             async with asyncio.timeout(STEPS_TIMEOUT_S):
                 # Without a last step, only the number of the newest is wanted: a ring has thousands.
                 records = await client.dump_steps(-1 if since is None else since)
         except (TimeoutError, EngineDied):
             return None
+        self._steps_read[name] = steps
         if records:
             self._last_step[name] = (client, records[-1].step_id)
         elif since is None:

@@ -1,7 +1,7 @@
 // One reply: its text as it grows, its figures, the request behind it, and what broke the prefix cache.
 
 import { useEffect, useLayoutEffect, useRef, useState } from "preact/hooks";
-import { ask, info } from "console/api.js";
+import { ask, info, key } from "console/api.js";
 import { count, ms, percent, pusd, rate } from "console/format.js";
 import { markdownInto } from "console/markdown.js";
 import { curl, python } from "console/snippets.js";
@@ -12,9 +12,9 @@ export function ReplyCard({ reply, card, earlier, isLast, canRetry, onRetry }) {
   const [dialog, setDialog] = useState("");
   useEffect(() => {
     // Figures and buttons change with the state; the text writes itself.
-    let seen = `${reply.state}${!!reply.row}`;
+    let seen = `${reply.state}${reply.isBooked}`;
     return reply.on(() => {
-      const now = `${reply.state}${!!reply.row}`;
+      const now = `${reply.state}${reply.isBooked}`;
       if (now !== seen) redraw((turn) => turn + 1);
       seen = now;
     });
@@ -94,7 +94,7 @@ function ReplyFigures({ reply, card }) {
     <${Figure} name="Prompt" value=${count(found.prompt)} unit="tok" formula="usage.prompt_tokens of the answer." />
     <${Figure} name="Cached" value=${percent(found.prompt ? found.cached / found.prompt : null)} formula=${`usage.prompt_tokens_details.cached_tokens ÷ usage.prompt_tokens: ${count(found.cached)} of ${count(found.prompt)}.`} />
     <${Figure} name="Output" value=${count(found.out)} unit="tok" formula="usage.completion_tokens of the answer." />
-    ${info.kind === "gateway" && html`<${Figure} name="Cost" value=${row ? `$${pusd(row.cost_pusd)}` : "…"} formula=${row ? `cost_pusd of the ledger's row ${row.request_id}; prices by ${row.price_source || "none"}.` : "The ledger's row is written shortly after the answer."} />`}
+    ${info.kind === "gateway" && html`<${Figure} name="Cost" value=${row ? `$${pusd(row.cost_pusd)}` : reply.isBooked || !key() ? "–" : "…"} formula=${row ? `cost_pusd of the ledger's row ${row.request_id}; prices by ${row.price_source || "none"}.` : "From the ledger's row, which is written shortly after the answer and needs the admin key."} />`}
     ${row && html`<${Figure} name="Served by" value=${row.upstream || "–"} unit=${row.cache ? `${row.cache} cache` : row.attempts > 1 ? `${row.attempts} attempts` : ""} formula=${`upstream and upstream_model of the ledger's row: ${row.upstream_model || "–"}.`} />`}
   </div>`;
 }
