@@ -6,7 +6,7 @@ size      gzip of every file, of the first view, own lines (bars: 150 kB, 60 kB,
 paint     first contentful paint of a new browser context on loopback (bar: 300 ms)
 reply     10,000 tokens at 300 tok/s into Chat: the longest gap between two frames (bar: 50 ms)
 timeline  2,000 requests in sight: frames per second, and the time to lay out and draw one frame (bar: 60 fps)
-tab       one open tab: CPU of the server beyond its own, bytes of the stream (bars: 0.2 % of a core, 3 kB/s)
+tab       one open stream, and 100: CPU of the server beyond its own, bytes (bars: 0.2 % of a core, 3 kB/s)
 tabs      TPOT of one stream with 100 open streams and without, in turn (bar: 1 % more)
 killed    SIGKILL of the engine in the middle of an answer: time until the page says so (bar: 2 s)
 
@@ -26,6 +26,7 @@ import statistics
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import contextmanager
@@ -46,7 +47,11 @@ from tests.server.stage import Stage
 
 TOKENS, RATE = 10_000, 300
 FRAMES = """() => {
-  window.gaps = []; let last = performance.now();
+  window.gaps = [];
+  window.tasks = []; // those of the page that took more than 50 ms
+  new PerformanceObserver((list) => window.tasks.push(...list.getEntries().map((one) => one.duration)))
+    .observe({ type: "longtask" });
+  let last = performance.now();
   const frame = (now) => {
     window.gaps.push(now - last);
     last = now;
@@ -139,7 +144,7 @@ def paint(rounds: int) -> dict[str, Any]:
 
 
 def reply(rounds: int) -> dict[str, Any]:
-    longest, late, rates = [], [], []
+    longest, late, rates, tasks, shares = [], [], [], [], []
     with launched() as browser, serving(lambda: Stage(script=at_rate(TOKENS, RATE))) as (url, _):
         for _ in range(rounds):
             with tab_of(browser, url) as opened:
@@ -152,13 +157,28 @@ def reply(rounds: int) -> dict[str, Any]:
                 send(page, "ten thousand tokens")
                 page.wait_for_selector(".reply[data-state=streaming]")
                 page.evaluate(FRAMES)
+                session = page.context.new_cdp_session(page)
+                session.send("Performance.enable", {"timeDomain": "threadTicks"})  # CPU, not waiting for it
+                before = session.send("Performance.getMetrics")["metrics"]
                 begun = time.monotonic()
                 page.wait_for_selector(".reply[data-state=done]")
                 rates.append(TOKENS / (time.monotonic() - begun))
+                after = session.send("Performance.getMetrics")["metrics"]
+                used = {
+                    one["name"]: one["value"] - two["value"] for one, two in zip(after, before, strict=True)
+                }
+                shares.append(100 * used["TaskDuration"] / (time.monotonic() - begun))
+                tasks.append(page.evaluate("Math.max(0, ...window.tasks)"))
                 gaps = page.evaluate("(cancelAnimationFrame(window.frame), window.gaps)")
                 longest.append(max(gaps))
                 late.append(sum(gap > 50 for gap in gaps))
-    return {"longest_gap_ms": longest, "gaps_over_50_ms": late, "tokens_per_s": rates}
+    return {
+        "longest_gap_ms": longest,
+        "gaps_over_50_ms": late,
+        "longest_task_ms": tasks,
+        "main_thread_percent": shares,
+        "tokens_per_s": rates,
+    }
 
 
 def timeline(rounds: int) -> dict[str, Any]:
@@ -199,33 +219,65 @@ def children(pid: int) -> list[int]:
 
 
 def cpu_s(pid: int) -> float:
-    """Of a process and its children, from the kernel's books."""
-    total = 0.0
+    """Of a process and its children, from the scheduler's books, in nanoseconds there."""
+    total = 0
     for one in (pid, *children(pid)):
-        fields = Path(f"/proc/{one}/stat").read_text().rpartition(")")[2].split()
-        total += (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
-    return total
+        for task in Path(f"/proc/{one}/task").iterdir():
+            total += int((task / "schedstat").read_text().split()[0])
+    return total / 1e9
 
 
-def tab(rounds: int, seconds: float = 30.0) -> dict[str, Any]:
-    added, rates = [], []
-    with real_server() as server, launched() as browser:
+def read_stream(url: str, seconds: float) -> int:
+    """The bytes of one open stream in this time, without its first ones: the snapshot."""
+    size, begun = 0, time.monotonic()
+    with httpx.stream("GET", f"{url}/console/events?topics=metrics,requests", timeout=60) as answer:
+        for piece in answer.iter_raw():
+            if time.monotonic() - begun > 0.5:
+                size += len(piece)
+            if time.monotonic() - begun > seconds:
+                return size
+    return size
+
+
+@contextmanager
+def open_streams(url: str, count: int) -> Iterator[None]:
+    host, port = re.fullmatch(r"http://(.+):(\d+)", url).groups()  # type: ignore[union-attr]
+    readers = subprocess.Popen([sys.executable, "-c", STREAMS, host, port, str(count)])
+    try:
+        time.sleep(2)
+        yield
+    finally:
+        readers.kill()
+        readers.wait()
+        time.sleep(1)
+
+
+def tab(rounds: int, seconds: float = 10.0) -> dict[str, Any]:
+    one, hundred, rates, rates_busy = [], [], [], []
+    with real_server() as server:
+        pid, url = server.process.pid, server.base_url
+        time.sleep(10)
+
+        def percent(work: Callable[[], Any]) -> float:
+            before, begun = cpu_s(pid), time.monotonic()
+            work()
+            return 100 * (cpu_s(pid) - before) / (time.monotonic() - begun)
+
         for _ in range(rounds):
-            before = cpu_s(server.process.pid)
-            time.sleep(seconds)
-            idle = cpu_s(server.process.pid) - before
-            with tab_of(browser, server.base_url) as opened:
-                page = opened.open("#/live")
-                page.wait_for_selector(".model-grid")
-                session = page.context.new_cdp_session(page)
-                session.send("Network.enable")
-                sizes: list[int] = []
-                session.on("Network.dataReceived", lambda event, kept=sizes: kept.append(event["dataLength"]))
-                before = cpu_s(server.process.pid)
-                page.wait_for_timeout(1000 * seconds)
-                added.append(100 * (cpu_s(server.process.pid) - before - idle) / seconds)
-                rates.append(sum(sizes) / seconds / 1000)
-    return {"server_cpu_percent_of_a_core": added, "stream_kb_per_s": rates}
+            idle = percent(lambda: time.sleep(seconds))
+            one.append(percent(lambda: rates.append(read_stream(url, seconds) / seconds / 1000)) - idle)
+            with open_streams(url, 100):
+                hundred.append(percent(lambda: time.sleep(seconds)) - idle)
+            busy = threading.Thread(target=tpot_ms, args=(url, 600))
+            busy.start()
+            rates_busy.append(read_stream(url, 5) / 5 / 1000)
+            busy.join()
+    return {
+        "cpu_percent_of_a_core": one,
+        "cpu_percent_with_100": hundred,
+        "kb_per_s_idle": rates,
+        "kb_per_s_busy": rates_busy,
+    }
 
 
 def tpot_ms(url: str, tokens: int = 192) -> float:
@@ -244,16 +296,11 @@ def tpot_ms(url: str, tokens: int = 192) -> float:
 def tabs(rounds: int, count: int = 100) -> dict[str, Any]:
     alone, beside = [], []
     with real_server() as server:
-        host, port = re.fullmatch(r"http://(.+):(\d+)", server.base_url).groups()  # type: ignore[union-attr]
         tpot_ms(server.base_url)
         for _ in range(rounds):
             alone.append(tpot_ms(server.base_url))
-            readers = subprocess.Popen([sys.executable, "-c", STREAMS, host, port, str(count)])
-            time.sleep(2)
-            beside.append(tpot_ms(server.base_url))
-            readers.kill()
-            readers.wait()
-            time.sleep(1)
+            with open_streams(server.base_url, count):
+                beside.append(tpot_ms(server.base_url))
     ratios = [with_tabs / without for with_tabs, without in zip(beside, alone, strict=True)]
     return {"tpot_alone_ms": alone, f"tpot_with_{count}_ms": beside, "ratio": ratios}
 

@@ -31,7 +31,7 @@ export default function Fleet() {
   }, []);
   if (!status) return html`<div class="view"><div class="toolbar"><h1>Fleet</h1></div><section class="panel"><${Loading} lines=${6} label="Waiting for the controller" /></section></div>`;
   return html`<div class="view">
-    <div class="toolbar"><h1>${status.fleet || "Fleet"}</h1>${status.stopping && html`<${Badge} tone="warn">stopping<//>`}<span class="spread"></span><span class="faint">${status.url} · up ${since(status.up_s)} · ${count(status.routers_reporting)} of ${count(status.routers)} routers report</span></div>
+    <div class="toolbar"><h1>Fleet</h1>${status.fleet && html`<${Badge}>${status.fleet}<//>`}${status.stopping && html`<${Badge} tone="warn">stopping<//>`}<span class="spread"></span><span class="faint">${status.url} · up ${since(status.up_s)} · ${count(status.routers_reporting)} of ${count(status.routers)} routers report</span></div>
     ${status.models.map((model) => html`<${Model} key=${model.name} model=${model} replicas=${status.replicas.filter((one) => one.model === model.name)} />`)}
     ${status.left_out > 0 && html`<p class="faint">${count(status.left_out)} ready replicas are not shown; <code>ridgeline fleet status</code> lists all.</p>`}
     <${Decisions} />
@@ -63,7 +63,7 @@ function Model({ model, replicas }) {
     ${model.explained && html`<p class="faint spaced"><strong>Scaling:</strong> ${model.explained}</p>`}
     ${model.last_rollout && html`<p class="faint spaced"><strong>Last rollout:</strong> ${model.last_rollout}</p>`}
     ${(model.warnings ?? []).map((text) => html`<${Notice}>${text}<//>`)}
-    <div class="spaced"><${Table} caption=${`Replicas of ${model.name}`} columns=${replicas.some((one) => one.region || one.pool) ? [...REPLICA, PLACE, WHY] : [...REPLICA, WHY]} rows=${replicas} keyOf=${(one) => one.id} /></div>
+    <div class="spaced"><${Table} caption=${`Replicas of ${model.name}`} columns=${[...REPLICA, ...(replicas.some((one) => one.region || one.pool) ? [PLACE] : []), ...(replicas.some((one) => one.reason) ? [WHY] : [])]} rows=${replicas} keyOf=${(one) => one.id} /></div>
   </section>`;
 }
 
@@ -75,7 +75,7 @@ const REPLICA = [
   { name: "Running", number: true, cell: (one) => `${count(one.running)} of ${count(one.max_running)}` },
   { name: "Queue", number: true, cell: (one) => count(one.waiting) },
   { name: "tok/s", number: true, cell: (one) => rate(one.output_tokens_per_s) },
-  { name: "Of limit", className: "share", cell: (one) => html`<span class="with-bar"><${Meter} share=${share(one)} label="Share of the limit" /><span title=${`limit: ${rate(one.limit_tokens_per_s)} tok/s`}>${percent(share(one))}</span></span>` },
+  { name: "Of limit", className: "share", cell: (one) => html`<span class="with-bar"><${Meter} share=${share(one)} label="Share of the limit" /><span title=${`output of the last report ÷ limit for the requests that run now, ${rate(one.limit_tokens_per_s)} tok/s; above 100 % while requests end`}>${percent(share(one))}</span></span>` },
   { name: "KV held", number: true, cell: (one) => percent(one.kv_blocks ? one.kv_blocks_held / one.kv_blocks : null) },
 ];
 const PLACE = { name: "Place", cell: (one) => [one.region, one.pool].filter(Boolean).join(" ") || "–" };
