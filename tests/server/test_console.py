@@ -14,7 +14,7 @@ from ridgeline.console.assets import assets
 from ridgeline.server.config import ServerConfig
 from ridgeline.server.console.live import LiveFigures
 from ridgeline.server.console.request_log import LoggedRequest, RequestLog
-from ridgeline.telemetry.stats import StepRecord
+from ridgeline.telemetry.stats import EngineStats, StepRecord
 from ridgeline.telemetry.timing import TimingRecord
 from tests.patience import PATIENCE_S
 from tests.server.scripted_client import say
@@ -117,7 +117,7 @@ async def test_an_idle_engine_is_not_asked_for_its_steps() -> None:
         frame = await figures.frame()
     assert asked == [-1]
     assert frame["models"][0].recent.count == 0
-    stage.client.stats.steps += 1
+    stage.client.stats = EngineStats(steps=1)
     await figures.frame()
     assert asked == [-1, 2]
 
