@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Literal
 
 from ridgeline.engine.errors import InvalidConfig
 from ridgeline.models.files.generation_config import parse_overrides
 from ridgeline.models.spec.coverage import WEIGHT_FORMATS, Backend
-from ridgeline.options import OptionError, by_name, option
+from ridgeline.options import OptionError, by_name, nearest, option
 
+TEXT_DRAFTERS = ("ngram", "suffix")
+DRAFTERS = ("auto", "off", *TEXT_DRAFTERS)
 KERNEL_BLOCK_SIZE = 16  # tokens of a KV block in the native library and in the GPU's kernels
 # Minimum of each setting; a context of two holds one prompt token and one output token.
 _LEAST = {
@@ -95,10 +98,11 @@ class EngineConfig:
     override_generation_config: str | None = option(
         None, """JSON object that overrides sampling defaults, such as {"temperature": 0.5, "top_k": 20}"""
     )
-    speculate: Literal["auto", "off", "ngram", "suffix"] = option(
+    speculate: str = option(
         "auto",
-        "native, torch: guess tokens and verify several in a step, with the same output; ngram: from the "
-        "request's own text; suffix: also from past answers; auto: off for now",
+        "guess tokens and verify several in a step, with the same output; ngram: from the request's text; "
+        "suffix: also from past answers; a draft model of the same tokenizer (name or path); the folder of a "
+        "draft head (torch, cuda); off; auto: suffix on the native backend, else off",
     )
     prefix_cache: bool = option(True, "reuse the KV cache of shared prompt prefixes")
     threads: int | None = option(None, "compute threads; default: the number of CPUs this process may use")
@@ -120,7 +124,16 @@ class EngineConfig:
             parse_overrides(self.override_generation_config)
         except ValueError as error:
             raise InvalidConfig(f"--override-generation-config {error}") from None
+        self._check_speculate()
         self._check_backend()
+
+    def _check_speculate(self) -> None:
+        """A word that is no drafter is a path or a model's name; it is looked up at the start."""
+        if not self.speculate:
+            raise InvalidConfig("--speculate is empty: use auto, off, ngram, suffix, or a draft model")
+        word = self.speculate
+        if word not in DRAFTERS and word.isalpha() and not Path(word).exists():
+            raise InvalidConfig(f"--speculate {word}: is neither a path nor known{nearest(word, DRAFTERS)}")
 
     @property
     def backend_settings(self) -> dict[str, tuple[str, ...]]:

@@ -68,6 +68,7 @@ class Ticket:
 class FakeDevice:
     block_size: int
     lookahead: int = 1
+    most_samples = 1 << 20
     timing: random.Random | None = None  # None: computes as late as it may
     fail_launch: Failure = never
     fail_complete: Failure = never

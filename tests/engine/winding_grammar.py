@@ -34,6 +34,9 @@ class Winding:
         clear_bits(mask, {*barred, EOS} if ignores_eos else barred)
         return None
 
+    def fork(self) -> Winding:
+        return replace(self, tokens=self.tokens[:])
+
     def permits(self, token: int) -> bool:
         return token in self.allowed
 

@@ -6,7 +6,8 @@ import random
 
 import torch
 
-from ridgeline.engine.run.cuda.runner import CudaRunner, LaunchedStep
+from ridgeline.engine.run.cuda.launched_step import LaunchedStep
+from ridgeline.engine.run.cuda.runner import CudaRunner
 from ridgeline.engine.schedule.step import StepPlan
 from ridgeline.ops.cuda.norm import FEW_ROWS, norm_tile
 from tests.gpu.collection import DEVICE, Skipped, scaled

@@ -301,7 +301,7 @@ REFUSED: tuple[Refused, ...] = (
         ("--speculative-config", "-md", "--model-draft"),
         f"{VLLM}, {LLAMA_CPP}",
         "engine",
-        "draft models are not supported; --speculate suffix guesses from text (CPU)",
+        "use --speculate suffix, --speculate MODEL for a draft model, or --speculate DIR for a draft head",
     ),
     Refused(
         ("--enable-lora", "--lora-modules", "--lora"),

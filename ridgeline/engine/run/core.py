@@ -167,8 +167,12 @@ class EngineCore:
         """Plan, launch, and only then read the previous step, so that the device always has work.
 
         A grammar knows its allowed tokens only after the previous token is read. So rows under a grammar are
-        sampled after that read, while the forward pass that was just launched runs.
+        sampled after that read, while the forward pass that was just launched runs. Guesses follow tokens
+        that are known: where they pay, the previous step is read before the next one is planned.
         """
+        deltas: list[SeqDelta] = []
+        if self._steps_in_flight and self._pays_to_wait(self._steps_in_flight[-1].plan):
+            deltas = self._collect_all(device)
         step = self._plan()
         if step is not None:
             try:
@@ -176,11 +180,10 @@ class EngineCore:
             except DeviceLost:
                 raise
             except Exception as error:
-                return self._recover(step, error, device)
+                return deltas + self._recover(step, error, device)
             self._steps_in_flight.append(step)
-        deltas: list[SeqDelta] = []
         if self._steps_in_flight and (step is None or len(self._steps_in_flight) > self.scheduler.lookahead):
-            deltas = self._collect(device)
+            deltas += self._collect(device)
         if step is not None:
             deltas += self._complete(step, device)
         return deltas
@@ -227,7 +230,8 @@ class EngineCore:
         started = self._clock()
         plan = self.scheduler.schedule(started)
         if self.speculation is not None and plan:
-            self._speculate(lambda speculation: speculation.extend(plan, self.scheduler))
+            most = self._device.most_samples if self._device is not None else None
+            self._speculate(lambda speculation: speculation.extend(plan, self.scheduler, most))
         for seq in plan.preempted:
             if seq.background:  # expected: background work yields to interactive work
                 log.debug("preempted background sequence %s; %d tokens", seq.name, len(seq.tokens))
@@ -236,6 +240,13 @@ class EngineCore:
                 "preempted %s: no KV block left; %d tokens will be recomputed", seq.name, len(seq.tokens)
             )
         return StepInFlight(plan, started, self._clock()) if plan else None
+
+    def _pays_to_wait(self, plan: StepPlan) -> bool:
+        if self.speculation is None:
+            return False
+        found = [False]
+        self._speculate(lambda speculation: found.append(speculation.pays_to_wait(plan)))
+        return found[-1]
 
     def _speculate(self, work: Callable[[Speculation], None]) -> None:
         """Answers need no guesses: an error among them ends speculation, not the engine."""

@@ -22,7 +22,7 @@ from ridgeline.engine.grammar.masks import (
     mask_words,
     masked,
 )
-from ridgeline.engine.run.sequence_mask import fill_mask
+from ridgeline.engine.run.sequence_mask import continues, fill_mask
 from ridgeline.engine.schedule.request import SamplingParams, Sequence
 from ridgeline.engine.schedule.step import Sampled, TokenLogprob
 from ridgeline.ops import sampling, sampling_fast
@@ -62,7 +62,7 @@ class HostSampler:
         ahead, samples = seq.ahead(), [self._sample_alone(logits[0], seq)]
         for place, draft in enumerate(drafts):
             last = samples[-1]
-            if last.error is not None or last.token != draft or not _continues(ahead, draft):
+            if last.error is not None or last.token != draft or not continues(ahead, draft):
                 break
             samples.append(self._sample_alone(logits[place + 1], ahead))
         return samples
@@ -161,23 +161,6 @@ class HostSampler:
 
     def _end_ids(self, params: SamplingParams) -> tuple[int, ...]:
         return params.stop_token_ids + (() if params.ignore_eos else self._eos_ids)
-
-
-def _continues(ahead: Sequence, token: int) -> bool:
-    """Advance over a token that was drawn. False: the sequence ends there, by it or by an error of its
-    grammar, which the scheduler finds in the same place."""
-    if ahead.ends_with(token):
-        return False
-    if ahead.matcher is not None:
-        try:
-            if ahead.matcher.advance(token):
-                return False
-        except ValueError:
-            return False
-    if ahead.thinking is not None:
-        ahead.thinking.advance(token)
-    ahead.tokens.append(token)
-    return True
 
 
 def wants_best_token(seq: Sequence) -> bool:

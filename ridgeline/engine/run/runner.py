@@ -8,6 +8,7 @@ the last one is read). The first two share the handling of logits here; this mod
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import AbstractContextManager
 from itertools import islice
 from typing import Any, Protocol, runtime_checkable
 
@@ -47,6 +48,7 @@ class DeviceRunner(Runner, Protocol):
     """A backend whose device computes while the host plans the next step."""
 
     lookahead: int  # steps that may be launched before the oldest in flight is collected: 0 or 1
+    most_samples: int  # of one step, those behind drafts included
 
     def launch(self, plan: StepPlan) -> Any:
         """Start the plan on the device and return the launched step, without waiting.
@@ -76,6 +78,23 @@ class DeviceRunner(Runner, Protocol):
 
     def idle(self) -> bool:
         """Nothing to compute: do a small piece of work ahead. Returns True if there is more of it."""
+        ...
+
+
+@runtime_checkable
+class TapsHidden(Protocol):
+    """A backend that reports hidden states of its model, for a draft head."""
+
+    def tap(self, layers: tuple[int, ...]) -> None:
+        """From the next step on, keep the inputs of these layers. Before the first step."""
+        ...
+
+    def tapped(self) -> list[Any]:
+        """Of the last step that was collected, for each row of its plan: a tensor [count, taps · hidden]."""
+        ...
+
+    def on_stream(self) -> AbstractContextManager[None]:
+        """Where work on those tensors must be launched."""
         ...
 
 

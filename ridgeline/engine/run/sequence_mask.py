@@ -1,6 +1,6 @@
 """fill_mask: the tokens that a sequence's grammar, thinking budget and parameters allow next.
 
-Called by every sampler.
+Called by every sampler, as is `continues`, which advances a copy of a sequence over a guessed token.
 """
 
 from __future__ import annotations
@@ -27,3 +27,20 @@ def fill_mask(seq: Sequence, mask: Mask) -> None:
     reason = seq.matcher.fill(mask, barred, seq.params.ignore_eos)
     if reason is not None:
         raise NoToken(reason)
+
+
+def continues(ahead: Sequence, token: int) -> bool:
+    """Advance over a token that was drawn. False: the sequence ends there, by it or by an error of its
+    grammar, which the scheduler finds in the same place."""
+    if ahead.ends_with(token):
+        return False
+    if ahead.matcher is not None:
+        try:
+            if ahead.matcher.advance(token):
+                return False
+        except ValueError:
+            return False
+    if ahead.thinking is not None:
+        ahead.thinking.advance(token)
+    ahead.tokens.append(token)
+    return True

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from contextlib import AbstractContextManager, nullcontext
+
 import torch
 
 from ridgeline.engine.run.host_sampler import HostSampler
@@ -19,13 +21,25 @@ class TorchRunner:
         self._kv_cache = kv_cache
         self._block_size = block_size
         self._sampler = sampler
+        self._counts: list[int] = []
 
     def execute(self, plan: StepPlan) -> StepResult:
         with torch.inference_mode():
             self._copy_blocks(plan)
             inputs = StepInputs.from_rows([input_row(row) for row in plan.rows], self._block_size)
             logits = self.decoder.forward(inputs, self._kv_cache)
+        self._counts = [row.count for row in plan.rows]
         return step_result(self._sampler, plan.rows, logits.numpy())
+
+    def tap(self, layers: tuple[int, ...]) -> None:
+        self.decoder.taps = layers
+
+    def tapped(self) -> list[torch.Tensor]:
+        tapped = self.decoder.tapped
+        return [] if tapped is None else list(tapped.split(self._counts))
+
+    def on_stream(self) -> AbstractContextManager[None]:
+        return nullcontext()
 
     def expert_counts(self) -> dict[int, list[int]]:
         return self.decoder.expert_counts()

@@ -17,6 +17,7 @@ WORTH = 1.03  # least expected gain
 ALIKE = 20  # chances are compared in steps of 1/20: rows that differ by less get drafts of one length
 REFRESH_STEPS = 16  # steps between two looks at the measured times
 MOST_OF_A_STEP = 64  # drafts of all rows together
+MOST_ON_A_DEVICE = 256  # … where a row of a product costs little
 
 
 def most_of_a_row(rows: int) -> int:
@@ -48,6 +49,7 @@ class StepCost(NamedTuple):
 class DraftLengths:
     def __init__(self, times: StepTimes) -> None:
         self._times = times
+        self.most_of_a_step = MOST_OF_A_STEP
         self._costs: dict[int, StepCost] = {}
         self._turn = 0
 
@@ -65,7 +67,7 @@ class DraftLengths:
             return known
         plain = self._times.seconds(rows, context)
         reach = self._times.reach(rows) - rows
-        most = 0 if plain is None else min(MOST_DRAFTS * rows, MOST_OF_A_STEP, reach)
+        most = 0 if plain is None else min(MOST_DRAFTS * rows, self.most_of_a_step, reach)
         times = [self._times.seconds(rows + more, context) or 1.0 for more in range(most + 1)]
         multiples = [seconds / times[0] for seconds in times]
         cost = StepCost(self._times.num_measured + REFRESH_STEPS, self._times.news, context, plain, multiples)

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from ridgeline.engine.schedule.request import Sequence
+from ridgeline.engine.schedule.step import StepPlan
 
 MOST_DRAFTS = 15  # tokens of one draft: with the sequence's own one, a step of 16
 
@@ -23,10 +24,17 @@ class Draft:
 
 
 class Drafter(Protocol):
+    """waits: a look at what it would propose costs as much as proposing it, and needs the newest tokens"""
+
     name: str
+    waits: bool
 
     def propose(self, seqs: list[Sequence], most: int) -> list[Draft | None]:
         """At most `most` guesses for each; None if there is no ground for one. All their tokens are known."""
+        ...
+
+    def observe(self, plan: StepPlan) -> None:
+        """A step has landed: its tokens are known. For drafters that read what the model computed."""
         ...
 
     def forget(self, seq: Sequence) -> None:

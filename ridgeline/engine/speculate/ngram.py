@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from ridgeline.engine.schedule.request import Sequence
+from ridgeline.engine.schedule.step import StepPlan
 from ridgeline.engine.speculate.drafter import Draft
 from ridgeline.engine.speculate.text_index import LEAST_MATCH, SURE_MATCH, Follower, TextIndex
 
@@ -62,6 +63,7 @@ class OwnText(Follower):
 
 class NgramDrafter:
     name = "ngram"
+    waits = False
 
     def __init__(self) -> None:
         self._texts: dict[Sequence, OwnText] = {}
@@ -78,6 +80,9 @@ class NgramDrafter:
                 own = texts[seq] = OwnText(seq.tokens)
             drafts.append(own.draft(most) if own.update() >= LEAST_NGRAM else None)
         return drafts
+
+    def observe(self, plan: StepPlan) -> None:
+        pass
 
     def forget(self, seq: Sequence) -> None:
         self._texts.pop(seq, None)

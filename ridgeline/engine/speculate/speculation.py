@@ -16,14 +16,16 @@ from ridgeline.engine.schedule.request import Sequence
 from ridgeline.engine.schedule.scheduler import Scheduler
 from ridgeline.engine.schedule.step import StepPlan, StepResult, StepRow
 from ridgeline.engine.speculate.acceptance import Acceptance
-from ridgeline.engine.speculate.draft_lengths import DraftLengths, most_of_a_row
+from ridgeline.engine.speculate.draft_lengths import MOST_ON_A_DEVICE, WORTH, DraftLengths, most_of_a_row
 from ridgeline.engine.speculate.drafter import MOST_DRAFTS, Draft, Drafter
 from ridgeline.engine.speculate.loss_guard import LossGuard
-from ridgeline.engine.speculate.step_times import StepTimes
+from ridgeline.engine.speculate.step_times import DEVICE_SLOPE, StepTimes
 from ridgeline.telemetry.stats import SpeculationStats
 
+TYPICAL_LENGTH = 4  # guesses of a drafter that is asked only if it pays
+LOOK_EVERY = 128  # steps after which it is asked even if it seems not to
 GAIN_WEIGHT = 0.05  # of one more step in the reported gains
-REASONS = ("load", "prefill", "background", "loss", "match", "acceptance", "room")
+REASONS = ("load", "prefill", "background", "loss", "match", "acceptance", "room", "overlap")
 
 
 class Offer(NamedTuple):
@@ -66,14 +68,17 @@ class Speculation:
         self._off = dict.fromkeys(REASONS, 0)
         self._drafted = [0] * MOST_DRAFTS  # by position in the draft
         self._accepted = [0] * MOST_DRAFTS
+        self._unlooked = 0
         self._steps = 0
         self._rows = 0
         self._draft_s = self._verify_s = 0.0
         self._predicted = self._measured = 1.0
 
-    def extend(self, plan: StepPlan, scheduler: Scheduler) -> None:
-        """Add drafts to the rows of the newest plan."""
+    def extend(self, plan: StepPlan, scheduler: Scheduler, most_samples: int | None = None) -> None:
+        """Add drafts to the rows of the newest plan. most_samples: that a step can take; None: any number"""
         began = self._clock()
+        if most_samples is not None:  # a device
+            self.lengths.most_of_a_step, self.times.prior_slope = MOST_ON_A_DEVICE, DEVICE_SLOPE
         for seq in plan.retired:
             self.drafter.forget(seq)
             self.acceptance.forget(seq)
@@ -82,7 +87,7 @@ class Speculation:
         planned = PlannedDrafts(len(plan.rows), sum(row.start + 1 for row in plan.rows), [])
         reason = self._reason_to_pass(plan, planned.context)
         if reason is None:
-            self._offer(plan, planned, scheduler)
+            self._offer(plan, planned, scheduler, most_samples)
         else:
             self._off[reason] += len(plan.rows)
         if reason != "prefill":
@@ -91,10 +96,12 @@ class Speculation:
 
     def landed(self, plan: StepPlan, result: StepResult, seconds: float) -> None:
         """The step was applied. seconds: from its start, or the end of the one before, to its end."""
+        began = self._clock()
+        self.drafter.observe(plan)
         planned = self._planned.pop(plan.step_id, None)
         if planned is None:
+            self._draft_s += self._clock() - began
             return
-        began = self._clock()
         for offer in planned.offers:
             self._judge(offer)
         self._judge_time(planned, result, seconds)
@@ -114,6 +121,39 @@ class Speculation:
             off=dict(self._off),
         )
 
+    def pays_to_wait(self, plan: StepPlan) -> bool:
+        """Whether the step after this one, which is in flight, should wait for its tokens to guess on.
+
+        The text that the host knows ends a token before those guesses: what would be proposed behind it says
+        how likely they are.
+        """
+        if self.fixed_length is not None:
+            return True
+        rows = [row for row in plan.rows if row.samplers]
+        if len(rows) < len(plan.rows) or any(row.seq.background for row in rows):
+            return False
+        context = sum(row.start + row.count for row in rows)
+        if self.guard.is_paused or not self.lengths.may_pay(len(rows), context):
+            return False
+        most = most_of_a_row(len(rows))
+        if self.drafter.waits:
+            self._unlooked += 1
+            expected = [self.acceptance.typical(min(most, TYPICAL_LENGTH))] * len(rows)
+            if self._unlooked < LOOK_EVERY:
+                return self.lengths.choose(expected, len(rows), context).gain >= WORTH
+            self._unlooked = 0
+            return True
+        began = self._clock()
+        drafts = self.drafter.propose([row.seq for row in rows], most)
+        survivals = [
+            self.acceptance.survivals(row.seq, draft)
+            for row, draft in zip(rows, drafts, strict=True)
+            if draft is not None
+        ]
+        pays = bool(survivals) and self.lengths.choose(survivals, len(rows), context).gain >= WORTH
+        self._draft_s += self._clock() - began
+        return pays
+
     # ── before a step ────────────────────────────────────────────────────────────────────────────────────
 
     def _reason_to_pass(self, plan: StepPlan, context: int) -> str | None:
@@ -128,7 +168,9 @@ class Speculation:
             return "load"
         return None
 
-    def _offer(self, plan: StepPlan, planned: PlannedDrafts, scheduler: Scheduler) -> None:
+    def _offer(
+        self, plan: StepPlan, planned: PlannedDrafts, scheduler: Scheduler, most_samples: int | None
+    ) -> None:
         planned.offers = self._offers(plan)
         if not planned.offers:
             return
@@ -138,6 +180,8 @@ class Speculation:
         else:
             lengths = [self.fixed_length] * len(planned.offers)
         room = scheduler.room_for_drafts(plan)
+        if most_samples is not None:
+            room = max(0, min(room, most_samples - sum(len(row.samplers) for row in plan.rows)))
         for offer, length in zip(planned.offers, lengths, strict=True):
             taken = 0
             if length:
@@ -149,6 +193,7 @@ class Speculation:
 
     def _offers(self, plan: StepPlan) -> list[Offer]:
         rows = [row for row in plan.rows if _is_decode(row)]
+        self._off["overlap"] += len(plan.rows) - len(rows)
         if any(row.seq.background for row in rows) and not all(row.seq.background for row in plan.rows):
             # Interactive rows would wait for the guesses of the others.
             interactive = [row for row in rows if not row.seq.background]

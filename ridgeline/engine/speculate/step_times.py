@@ -16,6 +16,9 @@ FEW = 3
 FRESH_STEPS = 4096  # older measurements count no more, fewer even earlier: the machine may have been busy
 FIRST_TRIAL = 4  # tokens of the first step beyond plain ones
 PRIOR_SLOPE = 0.1  # of the time of one token, for each further one, until it is measured
+DEVICE_SLOPE = 0.005  # … on a GPU, where the weights' bytes bind up to some hundred tokens
+DISTURBED = 3.0  # times as long as expected: a first step of its size compiled kernels or captured a graph
+MOST_DOUBTS = 3  # steps of one size that are left out for that
 FORGETTING = 0.99  # of the evidence for the time per KV token, with each step
 EXACT_UP_TO = 32  # tokens; above, steps of similar sizes are measured together
 
@@ -58,6 +61,8 @@ class StepTimes:
         self._number = 0
         self.news = 0  # grows when a size was measured that was hardly known
         self._covariance = self._variance = 0.0
+        self._doubts: dict[int, int] = {}  # by size
+        self.prior_slope = PRIOR_SLOPE
 
     @property
     def num_measured(self) -> int:
@@ -72,6 +77,8 @@ class StepTimes:
         self._number += 1
         size = size_class(tokens)
         measured = self._measured.get(size)
+        if self._is_doubtful(size, measured, tokens, context, seconds):
+            return
         if measured is None:
             measured = self._measured[size] = Measured()
         elif measured.steps:
@@ -82,6 +89,17 @@ class StepTimes:
         measured.add(seconds, context, self._number)
         if len(measured.steps) <= FEW:
             self.news += 1
+
+    def _is_doubtful(
+        self, size: int, measured: Measured | None, tokens: int, context: int, seconds: float
+    ) -> bool:
+        if measured is not None and len(measured.steps) >= FEW:
+            return False
+        expected = self.seconds(tokens, context)
+        if expected is None or seconds <= DISTURBED * expected or self._doubts.get(size, 0) == MOST_DOUBTS:
+            return False
+        self._doubts[size] = self._doubts.get(size, 0) + 1
+        return True
 
     def knows(self, tokens: int) -> bool:
         found = self._measured.get(size_class(tokens))
@@ -97,20 +115,20 @@ class StepTimes:
         sizes = sorted(size for size in self._measured if self.knows(size))
         if not sizes:
             return None
-        size, slope = size_class(tokens), self.per_kv_token_s
+        size, slope, prior = size_class(tokens), self.per_kv_token_s, self.prior_slope
         place = bisect_left(sizes, size)
         known = [(each, self._measured[each].seconds(context, slope)) for each in sizes]
         if place < len(sizes) and sizes[place] == size:
             return max(seconds for _, seconds in known[: place + 1])
         if place == 0:  # fewer tokens than ever: not much faster
             largest, seconds = known[0]
-            return seconds * (1 + PRIOR_SLOPE * (size - 1)) / (1 + PRIOR_SLOPE * (largest - 1))
+            return seconds * (1 + prior * (size - 1)) / (1 + prior * (largest - 1))
         below, below_s = known[place - 1][0], max(seconds for _, seconds in known[:place])
         if place < len(sizes):
             above, above_s = known[place]
             share = (size - below) / (above - below)
             return below_s + share * max(0.0, above_s - below_s)
-        slope_s = below_s * PRIOR_SLOPE / (1 + PRIOR_SLOPE * (below - 1))
+        slope_s = below_s * prior / (1 + prior * (below - 1))
         if place > 1:  # beyond all that was measured, as the last of them
             before, before_s = known[place - 2]
             slope_s = max(slope_s, (below_s - before_s) / (below - before))

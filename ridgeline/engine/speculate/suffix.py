@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections import OrderedDict
 
 from ridgeline.engine.schedule.request import SeqState, Sequence
+from ridgeline.engine.schedule.step import StepPlan
 from ridgeline.engine.speculate.drafter import Draft
 from ridgeline.engine.speculate.ngram import OwnText
 from ridgeline.engine.speculate.text_index import LEAST_MATCH, SURE_MATCH, Follower, TextIndex
@@ -69,6 +70,7 @@ class SequenceText(OwnText):
 
 class SuffixDrafter:
     name = "suffix"
+    waits = False
 
     def __init__(self) -> None:
         self._texts: dict[Sequence, SequenceText] = {}
@@ -96,6 +98,9 @@ class SuffixDrafter:
                     found = text.past_draft(past, max(LEAST_SHARED_MATCH, own + 1), most)
             drafts.append(found or (text.draft(most) if own >= LEAST_MATCH else None))
         return drafts
+
+    def observe(self, plan: StepPlan) -> None:
+        pass
 
     def forget(self, seq: Sequence) -> None:
         self._texts.pop(seq, None)

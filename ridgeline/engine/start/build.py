@@ -9,7 +9,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -23,11 +23,12 @@ from ridgeline.engine.limits.calibration import (
     this_machine,
 )
 from ridgeline.engine.schedule.request import Request, SamplingParams
+from ridgeline.engine.speculate.drafter import Drafter
 from ridgeline.engine.start.backend_choice import BackendChoice, choose_backend
 from ridgeline.engine.start.loading import BackendBuild, Loaded, Progress, StepSizes
 from ridgeline.engine.start.memory import MemoryPlan, available_memory, plan_memory, resident_bytes
 from ridgeline.engine.start.memory_receipt import MemoryReceipt
-from ridgeline.engine.start.speculation_choice import choose_speculation
+from ridgeline.engine.start.speculation_choice import DraftModel, choose_speculation, draft_config
 from ridgeline.machine import compute_threads
 from ridgeline.models.files.generation_config import NO_DEFAULTS, SamplingDefaults, sampling_defaults
 from ridgeline.models.files.registry import find_known
@@ -104,7 +105,7 @@ def build_engine(
         choice = choose_backend(config, spec)
         backend = _backend_build(choice, config, path, spec, budget)
         sizes = step_sizes(config, choice, spec, backend.weights_bytes)
-        speculation, speculation_notes = choose_speculation(config, choice.name, spec.vocab_size)
+        drafting = choose_speculation(config, choice.name, spec, path)
     grammars = GrammarCompiler(path, spec.vocab_size, spec.eos_ids, untrusted=untrusted_grammars)
     with budget.stage("import"):
         backend.prepare()
@@ -114,7 +115,12 @@ def build_engine(
         loaded = backend.load(plan, sizes, progress)
         core = _core(config, path, spec, plan, sizes, loaded, choice.name)
         core.grammars = grammars
-        core.speculation = speculation
+        core.speculation = drafting.build(
+            loaded.runner,
+            spec.vocab_size,
+            sizes.max_running,
+            lambda draft: _model_drafter(config, choice, draft, plan, sizes),
+        )
     if loaded.before_first_step is not None:
         with budget.stage("kernels"):
             loaded.before_first_step()
@@ -138,7 +144,7 @@ def build_engine(
         summary=f"{choice.name} ({loaded.unit}), weights {loaded.weights}, KV {loaded.kv}",
         notes=((f"{choice.name} because {choice.reason}",) if choice.reason else ())
         + loaded.notes
-        + speculation_notes,
+        + drafting.notes,
         budget=budget,
         limits=limits,
         sampling=sampling,
@@ -228,6 +234,27 @@ def _core(
     )
     lookahead = None if config.overlap else 0  # None: the runner's own value
     return EngineCore(Scheduler(limits), loaded.runner, config.step_ring, lookahead=lookahead)
+
+
+def _model_drafter(
+    config: EngineConfig, choice: BackendChoice, draft: DraftModel, target: MemoryPlan, sizes: StepSizes
+) -> Drafter:
+    """A draft model behind a runner of its own. Its cache holds as many tokens as the served model's."""
+    from ridgeline.engine.run.drafters.model_drafter import ModelDrafter
+
+    context = min(draft.spec.max_context, target.max_context)
+    own = replace(
+        draft_config(config, draft), max_context=context, kv_tokens=target.kv_tokens, kv_memory_gib=None
+    )
+    build = _backend_build(choice, own, draft.path, draft.spec, StartupBudget())
+    build.prepare()
+    plan = plan_memory(draft.spec, own, build.footprint(sizes), available_memory())
+    loaded = build.load(plan, sizes, None)
+    if loaded.before_first_step is not None:
+        loaded.before_first_step()
+    return ModelDrafter(
+        loaded.runner, plan.num_blocks, config.block_size, sizes.step_tokens, plan.max_context
+    )
 
 
 def _warm_up(core: EngineCore, plan: MemoryPlan) -> None:

@@ -235,6 +235,7 @@ class CudaBuild:
                 "deterministic": self._config.deterministic,
                 "block_size": self._config.block_size,
                 "stored_experts": self._stored_experts,
+                "verifies": self._config.speculate not in ("auto", "off"),
             }
             dry_runs = [cuda_warm.StepDryRun(**wanted)]
             first = cuda_warm.first_kernels(dry_runs[0])

@@ -1,33 +1,138 @@
 """Chooses the drafter of an engine from `--speculate` and the backend, with a note for the start-up message.
 
-Called by `build_engine` before anything is loaded.
+`build_engine` calls `choose_speculation` before anything is loaded, and `build` of its answer when the model
+is there.
 """
 
 from __future__ import annotations
 
-from ridgeline.engine.config import EngineConfig
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal
+
+from ridgeline.engine.config import TEXT_DRAFTERS, EngineConfig
 from ridgeline.engine.errors import InvalidConfig
 from ridgeline.engine.speculate.drafter import Drafter
 from ridgeline.engine.speculate.ngram import NgramDrafter
 from ridgeline.engine.speculate.speculation import Speculation
 from ridgeline.engine.speculate.suffix import SuffixDrafter
+from ridgeline.models.drafters.eagle3_config import Eagle3Config, is_head, read_config
+from ridgeline.models.errors import ModelNotFound, UnsupportedModel
+from ridgeline.models.files.registry import resolve
+from ridgeline.models.spec.families import check_servable
+from ridgeline.models.spec.model_spec import ModelSpec
+from ridgeline.models.spec.read_spec import read_spec
 
-# What `auto` means on each backend: off until the gain of real traffic is measured on idle machines.
-AUTO = {"native": "off", "torch": "off", "cuda": "off"}
+if TYPE_CHECKING:
+    from ridgeline.engine.run.runner import Runner
+
+# What `auto` means on each backend. torch is the reference of the tests: it stays plain.
+AUTO = {"native": "suffix", "torch": "off", "cuda": "off"}
+HEAD_BACKENDS = ("torch", "cuda")
+
+Kind = Literal["off", "ngram", "suffix", "head", "model"]
+BuildModelDrafter = Callable[["DraftModel"], Drafter]
 
 
-def choose_speculation(
-    config: EngineConfig, backend: str, vocab_size: int
-) -> tuple[Speculation | None, tuple[str, ...]]:
-    """None: off. Raises InvalidConfig for a drafter that the backend cannot verify."""
-    if backend == "cuda" and config.speculate not in ("auto", "off"):
-        raise InvalidConfig(
-            f"--speculate {config.speculate} is for the native and torch backends; with the cuda backend use "
-            "auto or off"
-        )
+@dataclass(frozen=True, slots=True)
+class DraftModel:
+    path: Path
+    spec: ModelSpec
+
+
+@dataclass(frozen=True, slots=True)
+class SpeculationChoice:
+    kind: Kind
+    notes: tuple[str, ...] = ()
+    head: Eagle3Config | None = None
+    path: Path | None = None  # of a head
+    model: DraftModel | None = None
+
+    def build(
+        self, runner: Runner, vocab_size: int, most_running: int, model: BuildModelDrafter
+    ) -> Speculation | None:
+        """runner: of the served model. model: loads a draft model."""
+        drafter: Drafter
+        if self.kind == "off":
+            return None
+        if self.kind == "ngram":
+            drafter = NgramDrafter()
+        elif self.kind == "suffix":
+            drafter = SuffixDrafter()
+        elif self.model is not None:
+            drafter = model(self.model)
+        else:
+            from ridgeline.engine.run.drafters.build import head_drafter
+
+            assert self.path is not None
+            drafter = head_drafter(self.path, runner, most_running)
+        return Speculation(drafter, vocab_size)
+
+
+def choose_speculation(config: EngineConfig, backend: str, spec: ModelSpec, path: Path) -> SpeculationChoice:
+    """path: of the served model. Raises InvalidConfig for a drafter that does not fit model or backend."""
     name = AUTO[backend] if config.speculate == "auto" else config.speculate
     if name == "off":
         is_told = backend == "cuda" and config.speculate == "auto"
-        return None, ("speculation off: the cuda backend does not verify guesses yet",) * is_told
-    drafter: Drafter = NgramDrafter() if name == "ngram" else SuffixDrafter()
-    return Speculation(drafter, vocab_size), (f"speculation {name}, where it pays",)
+        note = "speculation off: on a GPU it is on with --speculate suffix or a draft model"
+        return SpeculationChoice("off", (note,) * is_told)
+    if name in TEXT_DRAFTERS:
+        kind: Kind = "ngram" if name == "ngram" else "suffix"
+        return SpeculationChoice(kind, (f"speculation {name}, where it pays",))
+    folder = Path(name).expanduser()
+    try:
+        if is_head(folder):
+            return _head(name, folder, backend, spec)
+        return _model(config, name, spec, path)
+    except (ModelNotFound, UnsupportedModel) as error:
+        raise InvalidConfig(f"--speculate {name}: {error}") from None
+
+
+def _head(name: str, folder: Path, backend: str, spec: ModelSpec) -> SpeculationChoice:
+    if backend not in HEAD_BACKENDS:
+        raise InvalidConfig(
+            f"--speculate {name}: a draft head reads hidden states of the model, which the {backend} backend "
+            "does not report; use --backend torch or cuda, a draft model, or --speculate suffix"
+        )
+    head = read_config(folder)
+    head.check_fits(spec)
+    size = f"{head.parameters / 1e6:.1f}M parameters"
+    note = f"speculation by the EAGLE-3 head {folder} ({size}), up to {head.length} tokens, where it pays"
+    return SpeculationChoice("head", (note,), head=head, path=folder)
+
+
+def _model(config: EngineConfig, name: str, spec: ModelSpec, path: Path) -> SpeculationChoice:
+    draft = resolve(name).path
+    draft_spec = read_spec(draft)
+    check_servable(draft_spec)
+    if draft_spec.vocab_size != spec.vocab_size:
+        raise InvalidConfig(
+            f"--speculate {name}: its vocabulary has {draft_spec.vocab_size} tokens and that of "
+            f"{config.model} {spec.vocab_size}; a draft model must have the same tokenizer"
+        )
+    if draft.resolve() != path.resolve():
+        _check_tokenizers(name, draft, path)
+    size = f"{draft_spec.parameters / 1e6:.0f}M parameters"
+    note = f"speculation by the draft model {name} ({size}), where it pays"
+    return SpeculationChoice("model", (note,), model=DraftModel(draft, draft_spec))
+
+
+_SAMPLE = "The quick brown fox, 12345 + 67; def f(x):\n\treturn x  # naïve café — 你好 🙂"
+
+
+def _check_tokenizers(name: str, draft: Path, path: Path) -> None:
+    from ridgeline.models.text.tokenizer import Tokenizer
+
+    mine, theirs = Tokenizer.load(path), Tokenizer.load(draft)
+    ids = mine.encode(_SAMPLE, add_special=False)
+    step = max(1, mine.vocab_size // 512)
+    known = [*ids, *range(0, mine.vocab_size, step)]
+    alike = ids == theirs.encode(_SAMPLE, add_special=False)
+    if not alike or any(mine.token_bytes(each) != theirs.token_bytes(each) for each in known):
+        raise InvalidConfig(f"--speculate {name}: its tokenizer is another one than the model's")
+
+
+def draft_config(config: EngineConfig, draft: DraftModel) -> EngineConfig:
+    """The settings of a draft model's own runner: the engine's, with formats as its file has them."""
+    return replace(config, model=str(draft.path), speculate="off", weights="auto", load_format="auto")

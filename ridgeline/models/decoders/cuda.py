@@ -53,6 +53,8 @@ class CudaDecoder:
             _scaled(tensors.final_norm, spec.logit_scale), _scaled(tensors.final_norm_bias, spec.logit_scale)
         )
         self._head_bias = _scaled(tensors.lm_head_bias, spec.logit_scale)
+        self.tapped: Tensor | None = None  # [T, taps · hidden]: inputs of the layers `tap` was given
+        self._taps: tuple[int, ...] = ()
         self._layers = self._build_layers(max_context)
         self._fused = [
             fused_layer(spec, number, w, layer.ffn, buffers, deterministic=deterministic)
@@ -91,10 +93,28 @@ class CudaDecoder:
             self._forward_few(step)
             return self.head(step)
         project = partial(self._project, step=step)
-        for layer in self._layers[:-1]:
+        for number, layer in enumerate(self._layers[:-1]):
+            self._keep(number, step)
             layer.forward(step, project, self._tile)
+        self._keep(len(self._layers) - 1, step)
         self._layers[-1].forward(step, project, self._tile, step.logit_rows)
         return self.head(step)
+
+    def tap(self, layers: tuple[int, ...]) -> None:
+        """Keep the inputs of these layers for a draft head. Before any graph."""
+        if any(not 0 <= layer < len(self._layers) for layer in layers):
+            raise ValueError(f"layers {layers} of {len(self._layers)} cannot be tapped")
+        residual = self.buffers.residual
+        self._taps = layers
+        self.tapped = residual.new_zeros(len(residual), len(layers) * residual.shape[1])
+
+    def _keep(self, number: int, step: DeviceStep) -> None:
+        if self.tapped is None or number not in self._taps:
+            return
+        first, hidden = self._taps.index(number), self.buffers.residual.shape[1]
+        tokens = step.num_tokens
+        kept = self.tapped[:tokens, first * hidden : (first + 1) * hidden]
+        kept.copy_(self.buffers.residual[:tokens])
 
     def head(self, step: DeviceStep) -> Tensor:
         """Logits of the step, from what its layers left in the buffers."""
@@ -112,7 +132,9 @@ class CudaDecoder:
         """A few decode rows: layers that can be fused are. A fused layer reads the residual alone."""
         buffers, rows = self.buffers, step.num_tokens
         residual, project = buffers.residual[:rows], partial(self._project, step=step)
-        for layer, fused, following in zip(self._layers, self._fused, [*self._fused[1:], None], strict=True):
+        parts = zip(self._layers, self._fused, [*self._fused[1:], None], strict=True)
+        for number, (layer, fused, following) in enumerate(parts):
+            self._keep(number, step)
             is_last = layer is self._layers[-1]
             if fused is None:
                 layer.forward(step, project, self._tile, step.logit_rows if is_last else None)

@@ -62,6 +62,7 @@ class AttentionPart:
         """Compute buffers.attended for the decode rows, and write their keys and values to the cache."""
         mixer, rows = self._mixer, step.num_decodes
         splits = decode_splits(rows, mixer.kv_heads)
+        queries = self._stored(qkv, step, bias) if step.verifies else None
         prefix = step.prefix if mixer.window is None else None
         if prefix is not None:
             shared_prefix_attention(
@@ -84,7 +85,7 @@ class AttentionPart:
                 softcap=mixer.softcap,
             )
         decode_attention(
-            qkv,
+            qkv if queries is None else None,
             self._kv,
             step.tables,
             step.table_rows,
@@ -107,7 +108,29 @@ class AttentionPart:
             softcap=mixer.softcap,
             sinks=self._weights.sinks,
             prefix=prefix,
+            q=queries,
         )
+
+    def _stored(self, qkv: Tensor, step: DeviceStep, bias: Tensor | None) -> Tensor:
+        """Store the keys and values of the decode rows. Returns their rotated queries [R, H, D]."""
+        mixer, rows = self._mixer, step.num_decodes
+        q = self._buffers.q[:rows].view(rows, mixer.heads, mixer.head_dim)
+        rope_write(
+            qkv,
+            q,
+            self._kv,
+            step.positions[:rows],
+            step.slots[:rows],
+            self._cos,
+            self._sin,
+            num_heads=mixer.heads,
+            num_kv_heads=mixer.kv_heads,
+            q_norm=self._q_norm,
+            k_norm=self._k_norm,
+            eps=self._norm.eps,
+            bias=bias,
+        )
+        return q
 
     def _attend(self, qkv: Tensor, step: DeviceStep) -> None:
         """Compute buffers.attended for all rows, and write their keys and values to the cache."""

@@ -24,6 +24,7 @@ class DeviceStep:
     logit_rows: Tensor | None = None  # [≥ num_logits] tokens whose last hidden state is needed; None: all
     prefill: PrefillViews | None = None  # the other rows
     prefix: SharedPrefix | None = None  # decode rows that share their first blocks
+    verifies: bool = False  # decode rows may be of one sequence: keys are stored before any is read
 
     @property
     def num_tokens(self) -> int:

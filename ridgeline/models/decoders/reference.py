@@ -28,6 +28,8 @@ class Decoder:
         self.weights = tensors_of(weights)
         self.max_context = spec.max_context if max_context is None else max_context
         device = weights.embed.device
+        self.taps: tuple[int, ...] = ()  # inputs of these layers are kept, for a draft head
+        self.tapped: Tensor | None = None  # [T, taps · hidden] of the last step
         self._rope_tables: dict[RopeSpec, Rotation] = {
             rope: (torch.from_numpy(cos).to(device), torch.from_numpy(sin).to(device))
             for rope, (cos, sin) in rope_tables(spec, self.max_context, weights.rope_divisors).items()
@@ -57,8 +59,12 @@ class Decoder:
         x = ops.embed(inputs.token_ids, weights.embed, spec.embedding_scale)
         if weights.positions is not None:
             x = x + weights.positions[inputs.positions]
-        for layer, kv in zip(self._layers, kv_cache, strict=True):
+        tapped: list[Tensor] = []
+        for number, (layer, kv) in enumerate(zip(self._layers, kv_cache, strict=True)):
+            if number in self.taps:
+                tapped.append(x)
             x = layer.forward(x, kv, context)
+        self.tapped = torch.cat(tapped, 1) if tapped else None
         return self._logits(x[inputs.logit_rows])
 
     def expert_counts(self) -> dict[int, list[int]]:

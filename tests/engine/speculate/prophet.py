@@ -6,6 +6,7 @@ import random
 
 from ridgeline.engine.client.output import Generation
 from ridgeline.engine.schedule.request import Sequence
+from ridgeline.engine.schedule.step import StepPlan
 from ridgeline.engine.speculate.drafter import MOST_DRAFTS, Draft
 
 
@@ -13,6 +14,7 @@ class Prophet:
     """wrong: share of guesses that are other tokens: random ones, end tokens, ids the model does not have."""
 
     name = "prophet"
+    waits = False
 
     def __init__(self, answers: list[Generation], vocab: int, wrong: float, seed: int = 0) -> None:
         self._answers = {
@@ -34,6 +36,9 @@ class Prophet:
         answer = self._answers[tuple(seq.request.prompt_ids), seq.index][seq.num_output :]
         answer += [rng.randrange(self._vocab) for _ in range(MOST_DRAFTS - len(answer))]
         return Draft([self._wrong_token(seq) if rng.random() < self._wrong else token for token in answer])
+
+    def observe(self, plan: StepPlan) -> None:
+        pass
 
     def forget(self, seq: Sequence) -> None:
         self.open.discard(seq)

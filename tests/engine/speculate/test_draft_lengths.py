@@ -4,6 +4,7 @@ loses 2 %, whatever the text, the cost of a step and the noise."""
 from __future__ import annotations
 
 import zlib
+from collections import Counter
 
 import pytest
 
@@ -189,3 +190,17 @@ def test_a_loss_pauses_and_each_pause_is_longer():
         guard.note(2.0, 1.0)
     assert not guard.is_paused
     assert guard.pauses == 10
+
+
+def test_the_first_steps_of_a_size_may_compile_and_count_for_nothing():
+    """On a GPU a size's first step compiles kernels and its second captures a graph."""
+    seen: Counter[int] = Counter()
+
+    def cost(tokens: int, context: int) -> float:
+        seen[tokens] += 1
+        return (500 if tokens > 1 and seen[tokens] <= 2 else 1) * small_model(tokens, context)
+
+    _, core = generate(copied, cost, SuffixDrafter(), tokens=600)
+    stats = core.stats().speculation
+    assert stats.accepted > 300
+    assert stats.off["load"] < 100

@@ -217,8 +217,8 @@ def test_alone_it_is_bit_for_bit_in_the_default_mode_too(checkpoint, weights_are
 
 def test_the_option_turns_it_on(checkpoint, weights_are_not_kept):
     settings = {"backend": "native", "kv_tokens": 4096, "threads": 1}
-    off = LLM(str(checkpoint), **settings)  # auto
-    on = LLM(str(checkpoint), speculate="suffix", **settings)
+    off = LLM(str(checkpoint), speculate="off", **settings)
+    on = LLM(str(checkpoint), **settings)  # auto
     assert off.engine.core.speculation is None
     assert off.engine.core.stats().speculation is None
     assert any("speculation suffix" in note for note in on.engine.notes)

@@ -26,8 +26,9 @@ def ladder(most: int) -> list[int]:
 
 
 class GraphKey(NamedTuple):
-    size: int
+    size: int  # tokens, whatever rows they belong to
     shares_prefix: bool = False
+    verifies: bool = False
 
 
 class DecodeGraphs:

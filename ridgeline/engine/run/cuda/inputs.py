@@ -37,7 +37,10 @@ class CudaInputs:
         tile_tokens: int,
         num_heads: int,
         num_kv_heads: int,
+        spare_samplers: int = 0,
     ) -> None:
+        """spare_samplers: rows of the sampler beyond the `num_rows` of sequences"""
+
         def ints(*shape: int) -> Tensor:
             return torch.zeros(shape, dtype=torch.int32, device=device)
 
@@ -49,7 +52,7 @@ class CudaInputs:
         # Tokens, positions, rows, logit rows; prefill plans; in the worst case, updates of every table.
         self.block = StepBlock(16 * aligned(max_tokens) + 2 * num_rows * (width + 32) + 4096, device)
         self.tables = ints(num_rows, width)
-        self.last_tokens = ints(num_rows)
+        self.last_tokens = ints(num_rows + spare_samplers)
         self.token_ids, self.positions, self.slots = ints(max_tokens), ints(max_tokens), ints(max_tokens)
 
     # ── host side: one step's integers ───────────────────────────────────────────────────────────────────
@@ -60,13 +63,24 @@ class CudaInputs:
         tokens = [
             row.seq.tokens[row.start] if row.start < len(row.seq.tokens) else _FROM_DEVICE for row in rows
         ]
-        self.block.begin()
-        self.block.put(tokens, size)
-        self.block.put([row.start for row in rows], size)
-        self.block.put([index_of(row.seq) for row in rows], size, fill=_PADDING)
+        self._stage_tokens(tokens, [row.start for row in rows], [index_of(row.seq) for row in rows], size)
         if tiles is not None:  # in the layout that `prefix` expects
             for values in (tiles.tokens, tiles.first_rows, tiles.row_counts, tiles.tile_tokens):
                 self.block.put(values)
+
+    def stage_verified(self, rows: list[StepRow], size: int) -> None:
+        """Rows of a token and its drafts: each token as a row of its own, padded to `size` of them."""
+        index_of = self._rows.index_of
+        tokens = list(chain.from_iterable(map(_known_tokens, rows)))
+        positions = list(chain.from_iterable(range(row.start, row.start + row.count) for row in rows))
+        places = list(chain.from_iterable([index_of(row.seq)] * row.count for row in rows))
+        self._stage_tokens(tokens, positions, places, size)
+
+    def _stage_tokens(self, tokens: list[int], positions: list[int], rows: list[int], size: int) -> None:
+        self.block.begin()
+        self.block.put(tokens, size)
+        self.block.put(positions, size)
+        self.block.put(rows, size, fill=_PADDING)
 
     def stage_mixed(
         self, rows: list[StepRow], num_decodes: int, logit_tokens: list[int]
@@ -132,6 +146,7 @@ class CudaInputs:
         prefill: PrefillViews | None = None,
         logit_rows: Tensor | None = None,
         prefix: SharedPrefix | None = None,
+        verifies: bool = False,
     ) -> DeviceStep:
         """The inputs in the decoder's format."""
         return DeviceStep(
@@ -145,6 +160,7 @@ class CudaInputs:
             logit_rows=logit_rows,
             prefill=prefill,
             prefix=prefix,
+            verifies=verifies,
         )
 
     def prefix(self, size: int, num_tiles: int) -> SharedPrefix:
@@ -163,5 +179,5 @@ class CudaInputs:
 
 def _known_tokens(row: StepRow) -> list[int]:
     """The row's tokens. If one is still being sampled, it is the last."""
-    tokens = row.seq.tokens[row.start : row.start + row.count]
+    tokens = row.tokens
     return tokens if len(tokens) == row.count else [*tokens, _FROM_DEVICE]

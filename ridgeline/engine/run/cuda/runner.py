@@ -12,8 +12,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass, field
+from contextlib import AbstractContextManager, contextmanager
 from itertools import islice
 
 import torch
@@ -22,9 +21,19 @@ from torch import Tensor
 from ridgeline.engine.errors import DeviceLost, DeviceOutOfMemory
 from ridgeline.engine.run.cuda.graphs import DecodeGraphs, GraphKey, ladder
 from ridgeline.engine.run.cuda.inputs import CudaInputs
+from ridgeline.engine.run.cuda.launched_step import (
+    LaunchedStep,
+    awaits_its_token,
+    in_plan_order,
+    is_decode,
+    launch_order,
+    num_picks,
+    wanted_tokens,
+)
 from ridgeline.engine.run.cuda.rows import DeviceRow, DeviceRows
-from ridgeline.engine.run.cuda.sampler import DeviceSampler, Pick, SampleTicket
+from ridgeline.engine.run.cuda.sampler import DeviceSampler, Pick
 from ridgeline.engine.run.cuda.shared_rows import SharedRows
+from ridgeline.engine.run.cuda.verified_rows import SPARE_ROWS, VerifiedRows, until_wrong
 from ridgeline.engine.run.prompt_scores import PromptScores
 from ridgeline.engine.schedule.request import SamplingParams, Sequence
 from ridgeline.engine.schedule.step import RowResult, StepPlan, StepResult, StepRow
@@ -35,24 +44,6 @@ from ridgeline.models.weights.torch_weights import Weights
 from ridgeline.ops.cuda.attention.prefill_attention import tile_tokens_of
 from ridgeline.ops.cuda.attention.shared_prefix import rows_per_tile
 from ridgeline.ops.cuda.blocks import copy_blocks
-
-
-@dataclass(slots=True)
-class LaunchedStep:
-    """A launched step: the plan's rows in the order they were computed, and their results.
-
-    samples, scores: set when the step has been completed; scores has one entry per row
-    """
-
-    plan: StepPlan
-    order: list[int]  # positions in the plan
-    rows: list[StepRow]
-    logits: Tensor | None  # until they have been sampled
-    picks: list[Pick]
-    staged: tuple[Tensor, Tensor]  # device rows and positions of the picks, on the device
-    scored: list[range | None]  # for each row, the tokens to score
-    samples: SampleTicket | None = None
-    scores: list[PromptScores | None] = field(default_factory=list)
 
 
 class CudaRunner:
@@ -92,10 +83,21 @@ class CudaRunner:
         self._rows = DeviceRows(num_rows, -(-max_context // block_size))
         tile_tokens = tile_tokens_of(spec.num_heads, spec.num_kv_heads, spec.head_dim, dtype)
         self._inputs = CudaInputs(
-            device, self._rows, num_rows, tokens, block_size, tile_tokens, spec.num_heads, spec.num_kv_heads
+            device,
+            self._rows,
+            num_rows,
+            tokens,
+            block_size,
+            tile_tokens,
+            spec.num_heads,
+            spec.num_kv_heads,
+            SPARE_ROWS,
         )
+        self.most_samples = sizes[-1]
         self._shared = SharedRows(rows_per_tile(spec.num_heads, spec.num_kv_heads), block_size)
-        self._sampler = DeviceSampler(spec.eos_ids, spec.vocab_size, num_rows, sizes[-1], device)
+        self._sampler = DeviceSampler(spec.eos_ids, spec.vocab_size, num_rows + SPARE_ROWS, sizes[-1], device)
+        self._verified = VerifiedRows(self._rows, self._sampler, num_rows)
+        self._tapped: list[Tensor] = []
         # Set by the build, which compiles kernels ahead.
         self.kernels_are_ready: Callable[[], bool] = lambda: True
         # In deterministic mode decodes are computed like other rows, so no batch size needs a graph.
@@ -109,7 +111,9 @@ class CudaRunner:
         """Start the plan on the device and return at once. KV writes are idempotent."""
         with self._launching(plan):
             launched = self._launch(plan)
-            if not any(map(_awaits_its_token, launched.rows)):
+            if self.decoder.tapped is not None:
+                launched.tapped = self.decoder.tapped[: plan.num_tokens].clone()
+            if not any(map(awaits_its_token, launched.rows)):
                 self._choose(launched)
             return launched
 
@@ -122,16 +126,31 @@ class CudaRunner:
     def collect(self, launched: LaunchedStep) -> StepResult:
         """Wait for the step and return its tokens, in the order of the plan's rows."""
         try:
-            samples = iter(launched.samples.collect() if launched.samples is not None else [])
+            samples = launched.samples.collect() if launched.samples is not None else []
         except Exception as error:
             self._raise_if_lost(error)
             raise
         results = [RowResult()] * len(launched.rows)
+        end = 0
         for place, row, scores in zip(launched.order, launched.rows, launched.scores, strict=True):
-            own = [next(samples) for _ in row.samplers]
+            begin, end = end, end + num_picks(row)
+            own = samples[begin:end]
+            if row.drafts:
+                own = until_wrong(row, launched.picks[begin:end], own)
             if own or scores is not None:
                 results[place] = RowResult(own, scores.collect() if scores is not None else [])
+        self._tapped = in_plan_order(launched)
         return StepResult(results)
+
+    def tap(self, layers: tuple[int, ...]) -> None:
+        with self._on_stream():
+            self.decoder.tap(layers)
+
+    def tapped(self) -> list[Tensor]:
+        return self._tapped
+
+    def on_stream(self) -> AbstractContextManager[None]:
+        return self._on_stream()
 
     def execute(self, plan: StepPlan) -> StepResult:
         return self.collect(self.launch(plan))
@@ -200,16 +219,27 @@ class CudaRunner:
     def _launch(self, plan: StepPlan) -> LaunchedStep:
         for seq in plan.retired:
             self._release(seq)
-        order = sorted(range(len(plan.rows)), key=lambda place: _launch_order(plan.rows[place]))
+        self._verified.begin()
+        order = sorted(range(len(plan.rows)), key=lambda place: launch_order(plan.rows[place]))
         rows = [plan.rows[place] for place in order]
         for row in rows:
             self._note(row)
-        self._sampler.flush()
         # In deterministic mode decodes are computed like other rows, so that all use the same arithmetic.
-        num_decodes = 0 if self.decoder.deterministic else sum(map(_is_decode, rows))
+        num_decodes = 0 if self.decoder.deterministic else sum(map(is_decode, rows))
         if num_decodes == len(rows):
+            self._sampler.flush()
             return self._launch_decodes(plan, order, rows)
-        return self._launch_mixed(plan, order, rows, num_decodes)
+        picks = self._picks(rows)
+        self._sampler.flush()
+        if self._are_only_decoded(rows):
+            return self._launch_verified(plan, order, rows, picks)
+        return self._launch_mixed(plan, order, rows, num_decodes, picks)
+
+    def _are_only_decoded(self, rows: list[StepRow]) -> bool:
+        """Decodes, some with drafts, of no more tokens than a graph can have."""
+        if self.decoder.deterministic or sum(row.count for row in rows) > self.most_samples:
+            return False
+        return all(row.drafts or is_decode(row) for row in rows)
 
     def _launch_decodes(self, plan: StepPlan, order: list[int], rows: list[StepRow]) -> LaunchedStep:
         size = self.graphs.padded(len(rows))
@@ -219,7 +249,8 @@ class CudaRunner:
             order = [order[place] for place in arrangement.order]
             rows = [rows[place] for place in arrangement.order]
         self._inputs.stage_decodes(rows, size, tiles)
-        picks, staged = self._stage_picks(rows)
+        picks = self._picks(rows)
+        staged = self._stage_picks(picks)
         self._send(plan, size)
         logits = self.graphs.step(GraphKey(size, tiles is not None))
         return LaunchedStep(plan, order, rows, logits, picks, staged, [None] * len(rows))
@@ -229,14 +260,32 @@ class CudaRunner:
         prefix = (
             self._inputs.prefix(key.size, self._shared.num_tiles(key.size)) if key.shares_prefix else None
         )
-        return self.decoder.forward(self._inputs.step(key.size, key.size, key.size, prefix=prefix))
+        size = key.size
+        step = self._inputs.step(size, size, size, prefix=prefix, verifies=key.verifies)
+        return self.decoder.forward(step)
+
+    def _launch_verified(
+        self, plan: StepPlan, order: list[int], rows: list[StepRow], picks: list[Pick]
+    ) -> LaunchedStep:
+        """Tokens and their drafts as a decode batch: its graph depends on their number alone."""
+        size = self.graphs.padded(len(picks))
+        self._inputs.stage_verified(rows, size)
+        staged = self._stage_picks(picks)
+        self._send(plan, size)
+        logits = self.graphs.step(GraphKey(size, verifies=True))
+        return LaunchedStep(plan, order, rows, logits, picks, staged, [None] * len(rows))
 
     def _launch_mixed(
-        self, plan: StepPlan, order: list[int], rows: list[StepRow], num_decodes: int
+        self,
+        plan: StepPlan,
+        order: list[int],
+        rows: list[StepRow],
+        num_decodes: int,
+        picks: list[Pick],
     ) -> LaunchedStep:
-        logit_tokens, scored = _wanted_tokens(rows)
+        logit_tokens, scored = wanted_tokens(rows)
         prefill, logit_rows = self._inputs.stage_mixed(rows, num_decodes, logit_tokens)
-        picks, staged = self._stage_picks(rows)
+        staged = self._stage_picks(picks)
         tokens = sum(row.count for row in rows)
         self._send(plan, tokens)
         step = self._inputs.step(tokens, num_decodes, len(picks), prefill, logit_rows)
@@ -249,14 +298,19 @@ class CudaRunner:
         self._inputs.send(tokens)
         copy_blocks(self.kv, sources, targets)
 
-    def _stage_picks(self, rows: list[StepRow]) -> tuple[list[Pick], tuple[Tensor, Tensor]]:
-        picks = [
-            Pick(self._rows.index_of(seq), seq, row.start + row.count - seq.prompt_len)
-            for row in rows
-            for seq in row.samplers
-        ]
+    def _picks(self, rows: list[StepRow]) -> list[Pick]:
+        picks: list[Pick] = []
+        for row in rows:
+            if row.drafts:
+                picks += self._verified.picks(row)
+            else:
+                position = row.start + row.count - row.seq.prompt_len
+                picks += [Pick(self._rows.index_of(seq), seq, position) for seq in row.samplers]
+        return picks
+
+    def _stage_picks(self, picks: list[Pick]) -> tuple[Tensor, Tensor]:
         device_rows = self._inputs.stage([pick.row for pick in picks])
-        return picks, (device_rows, self._inputs.stage([pick.position for pick in picks]))
+        return device_rows, self._inputs.stage([pick.position for pick in picks])
 
     def _choose(self, launched: LaunchedStep) -> None:
         """Sample the step's tokens from its logits, then score the prompts, which overwrites the logits."""
@@ -283,6 +337,7 @@ class CudaRunner:
     def _note(self, row: StepRow) -> None:
         known = self._rows.of(row.seq) or self._take(row.seq)
         self._rows.note_blocks(known, row.seq.block_table)
+        self._verified.note(row.seq)
         for seq in row.samplers:
             if (
                 seq is not row.seq and self._rows.of(seq) is None
@@ -299,6 +354,7 @@ class CudaRunner:
         if row is not None:
             self._sampler.clear_row(row.index)
             self._rows.release(seq)
+            self._verified.forget(seq)
 
     def _drop_rows(self, plan: StepPlan) -> None:
         """A launch failed part-way, so the device state of these sequences is undefined. If they run again,
@@ -318,40 +374,3 @@ class CudaRunner:
             self._stream.synchronize()
         except Exception as fault:
             raise DeviceLost(f"the GPU no longer responds: {fault}") from error
-
-
-def _is_decode(row: StepRow) -> bool:
-    """One token in, one sample out. (A prompt may end in a row of one token that siblings sample from.)"""
-    return row.count == 1 and len(row.samplers) == 1 and not row.prompt_logprobs
-
-
-def _awaits_its_token(row: StepRow) -> bool:
-    """Its last token is still being sampled and decides which tokens are allowed next."""
-    return row.seq.needs_last_token(row.start + row.count - len(row.seq.tokens))
-
-
-def _launch_order(row: StepRow) -> int:
-    """Decodes first, long contexts before short ones, so that the device's work ends evenly."""
-    return -row.start if _is_decode(row) else 1
-
-
-def _wanted_tokens(rows: list[StepRow]) -> tuple[list[int], list[range | None]]:
-    """Tokens of the step whose hidden states are needed: one per sample, then those of scored prompts.
-
-    Also the position of each row's scored tokens among them.
-    """
-    wanted: list[int] = []
-    end = 0
-    for row in rows:
-        end += row.count
-        wanted += [end - 1] * len(row.samplers)
-    scored: list[range | None] = []
-    end = 0
-    for row in rows:
-        end += row.count
-        if row.prompt_logprobs:
-            scored.append(range(len(wanted), len(wanted) + row.count))
-            wanted += range(end - row.count, end)
-        else:
-            scored.append(None)
-    return wanted, scored

@@ -54,7 +54,10 @@ class StepDryRun:
         deterministic: bool = False,
         block_size: int = 16,
         stored_experts: bool = False,
+        verifies: bool = False,
     ) -> None:
+        """verifies: some decode batches are tokens with their drafts"""
+        self.verifies = verifies and not deterministic
         self.max_rows, self.step_tokens = max_rows, max(step_tokens, max_rows)
         self.max_context = max_context
         self.deterministic = deterministic
@@ -76,9 +79,11 @@ class StepDryRun:
         self.has_experts = spec.is_mixture
         self.shares_prefixes = not deterministic and any(mixer.window is None for mixer in spec.attentions)
 
-    def decodes(self, rows: int, *, sharing: bool = False) -> list[Launch]:
-        """A decode batch of `rows` rows; `sharing`: some of them share their first blocks."""
-        step = self._step(rows, rows, rows, prefix=self._prefix(rows) if sharing else None)
+    def decodes(self, rows: int, *, sharing: bool = False, verifies: bool = False) -> list[Launch]:
+        """A decode batch of `rows` rows; `sharing`: some of them share their first blocks; `verifies`: some
+        are drafts."""
+        prefix = self._prefix(rows) if sharing else None
+        step = self._step(rows, rows, rows, prefix=prefix, verifies=verifies)
         return recorded(lambda: self._decoder.forward(step))
 
     def prompts(self, lengths: list[int], decodes: int = 0, cached: int = 0) -> list[Launch]:
@@ -177,6 +182,9 @@ def other_kernels(dry_run: StepDryRun, decode_sizes: list[int]) -> list[Launch]:
     if not dry_run.deterministic:
         for rows in decode_sizes:
             launches += dry_run.decodes(rows)
+    if dry_run.verifies:
+        for rows in decode_sizes:
+            launches += dry_run.decodes(rows, verifies=True)
     for rows in decode_sizes:
         launches += dry_run.samples(rows)
     half = max(1, most // 2)

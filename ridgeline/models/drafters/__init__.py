@@ -1,0 +1,1 @@
+"""Draft heads: what they are, their files, and their arithmetic."""
