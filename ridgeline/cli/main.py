@@ -45,6 +45,7 @@ VERBS = {
     "profile": "lab.profile",
     "evaluate": "lab.evaluate",
     "quantize": "lab.quantize",
+    "train-drafter": "lab.train_drafter",
     "explain": "lab.explain",
     "lint-prompts": "gateway.lint_prompts",
     "completion": "completion",

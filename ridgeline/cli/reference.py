@@ -23,6 +23,7 @@ from ridgeline.lab.bench.sweeps.options import SweepOptions
 from ridgeline.lab.evaluate.options import EvaluateOptions, GateOptions
 from ridgeline.lab.plan.options import PlanOptions
 from ridgeline.lab.quantize.options import QuantizeOptions
+from ridgeline.lab.train_drafter.options import TrainOptions
 from ridgeline.lab.traffic.options import TrafficOptions
 from ridgeline.models import support
 from ridgeline.options import markdown_table, options_of
@@ -93,6 +94,7 @@ TABLES = {
     "evaluate": markdown_table(EvaluateOptions),
     "gate": markdown_table(GateOptions),
     "quantize": markdown_table(QuantizeOptions),
+    "train_drafter": markdown_table(TrainOptions),
     "aliases": alias_table(),
     "ignored": ignored_table(),
     "refused": refused_table(),
