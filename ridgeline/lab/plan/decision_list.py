@@ -73,7 +73,7 @@ def _speculate(plan: Plan) -> Decision:
     return decision_gates.speculate(
         batch=max(1.0, plan.estimate.concurrency),
         ridge_batch=ridge_batch(plan),
-        engine_can=plan.engine != "ridgeline",
+        engine_can=True,
         tpot_is_tight=any(near),
     )
 

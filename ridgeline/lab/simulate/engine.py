@@ -13,10 +13,11 @@ from dataclasses import dataclass
 
 from ridgeline.engine.schedule.intake import SchedulerLimits
 from ridgeline.engine.schedule.request import Sequence
-from ridgeline.engine.schedule.step import RowResult, Sampled, SeqDelta, StepPlan, StepResult, StepWork
+from ridgeline.engine.schedule.step import RowResult, SeqDelta, StepPlan, StepResult, StepWork
 from ridgeline.lab.perfmodel.step_times import StepTimes, quantile
 from ridgeline.lab.simulate.fast_forward import FastForwardScheduler
 from ridgeline.lab.simulate.run import Extent, KvUse
+from ridgeline.lab.simulate.speculation import DraftFigures, drawn
 from ridgeline.telemetry.stats import StepRecord
 
 NOTHING = RowResult()
@@ -48,11 +49,14 @@ class SimulatedEngine:
         lookahead: int,
         seed: int,
         publish: Callable[[list[SeqDelta]], None],
+        drafts: DraftFigures | None = None,
     ) -> None:
         self.scheduler = FastForwardScheduler(limits, rng=random.Random(seed), lookahead=lookahead)
         self._times, self._host = times, times.host
         self._publish = publish
         self._flights: deque[_Flight] = deque()
+        self._drafts = drafts
+        self.speculation = None if drafts is None else drafts.speculation(seed, lambda: self.now)
         self._device_free = 0.0  # when the newest step in flight ends
         self.extent = Extent(times)
         self._lines: dict[int, tuple[float, float]] = {}
@@ -71,12 +75,19 @@ class SimulatedEngine:
 
     def iterate(self) -> None:
         """One iteration of the engine's loop: plan, launch, and read the oldest step when it is due."""
+        speculation = self.speculation
+        if speculation is not None and self._flights and speculation.pays_to_wait(self._flights[-1].plan):
+            while self._flights:
+                self._collect(self._flights.popleft())
+            if not self.scheduler.has_work:
+                return
         started = self.now
         plan = self.scheduler.schedule(started)
         if plan:
+            drafting_s = self._extend(plan)
             work = plan.work
             launched = started + self._host.schedule(len(plan.rows))
-            seconds = self._times.seconds(work) * self._factor(work)
+            seconds = self._times.seconds(work) * self._factor(work) + drafting_s
             self._compute(work, seconds)
             self._device_free = max(self._device_free, launched) + seconds
             self._flights.append(_Flight(plan, work, started, launched, self._device_free))
@@ -86,14 +97,20 @@ class SimulatedEngine:
         if not plan or len(self._flights) > self.scheduler.lookahead:
             self._collect(self._flights.popleft())
 
+    def _extend(self, plan: StepPlan) -> float:
+        """Add guesses to the plan, as the engine does. Returns the time of drafting."""
+        if self.speculation is None or self._drafts is None:
+            return 0.0
+        self.speculation.extend(plan, self.scheduler)
+        return self._drafts.draft_s if any(row.drafts for row in plan.rows) else 0.0
+
     def _collect(self, flight: _Flight) -> None:
         last_end = self.scheduler.counters.last_step_end
         self.now = max(self.now, flight.ends)
-        rows = [
-            RowResult([Sampled(sampler.seed) for sampler in row.samplers]) if row.samplers else NOTHING
-            for row in flight.plan.rows
-        ]
-        deltas = self.scheduler.apply(StepResult(rows), self.now)
+        result = StepResult([RowResult(drawn(row)) if row.samplers else NOTHING for row in flight.plan.rows])
+        deltas = self.scheduler.apply(result, self.now)
+        if self.speculation is not None:
+            self.speculation.landed(flight.plan, result, self.now - max(flight.started, last_end))
         if self.step_records is not None:
             wall, planning = self.now - flight.launched, flight.launched - flight.started
             busy = self.now - max(flight.launched, last_end)
@@ -105,7 +122,7 @@ class SimulatedEngine:
 
     def fast_forward(self, until: float) -> bool:
         """Take the upcoming decode-only iterations that begin before `until`. False: there are none."""
-        run = self.scheduler.decode_run()
+        run = None if self.speculation is not None else self.scheduler.decode_run()
         if run is None or run.iterations < SHORTEST_RUN:
             return False
         batch = len(run.sequences)

@@ -21,6 +21,7 @@ from ridgeline.lab.simulate.clients import Clients
 from ridgeline.lab.simulate.engine import SimulatedEngine
 from ridgeline.lab.simulate.prompts import TokenPrompts
 from ridgeline.lab.simulate.run import SimulatedRun
+from ridgeline.lab.simulate.speculation import DraftFigures
 from ridgeline.lab.traffic.request import Traffic
 
 
@@ -36,16 +37,20 @@ def simulate(
     seed: int = 0,
     fast_forward: bool = True,
     keep_steps: bool = False,
+    drafts: DraftFigures | None = None,
 ) -> SimulatedRun:
     """concurrency:  requests or conversations in a closed loop at a time; None: sent at their planned times
     lookahead:    steps launched before the oldest is read, as in the engine's runner
     noise:        draw each step's time from the residuals of the fit; otherwise use the expected time
     fast_forward: False: take every step separately, to compare the two
     keep_steps:   record every step, as the engine does; costs time and memory
+    drafts:       speculation with guesses that are right this often; None: without
     """
     if concurrency is not None and concurrency < 1:
         raise BadInput(f"a closed loop needs a concurrency of at least 1, got {concurrency}")
-    simulation = _Simulation(traffic, limits, times, front or FrontTimes(), concurrency, lookahead, seed)
+    simulation = _Simulation(
+        traffic, limits, times, front or FrontTimes(), concurrency, lookahead, seed, drafts
+    )
     simulation.engine.noise = random.Random(seed) if noise else None
     simulation.engine.step_records = [] if keep_steps else None
     simulation.run(fast_forward and not keep_steps)
@@ -62,8 +67,9 @@ class _Simulation:
         concurrency: int | None,
         lookahead: int,
         seed: int,
+        drafts: DraftFigures | None = None,
     ) -> None:
-        self.engine = SimulatedEngine(limits, times, lookahead, seed, self._publish)
+        self.engine = SimulatedEngine(limits, times, lookahead, seed, self._publish, drafts)
         self._times, self._front = times, front
         self._clients = Clients(traffic, front, concurrency)
         self._prompts = TokenPrompts(traffic)
