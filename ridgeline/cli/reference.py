@@ -23,8 +23,8 @@ from ridgeline.lab.bench.sweeps.options import SweepOptions
 from ridgeline.lab.evaluate.options import EvaluateOptions, GateOptions
 from ridgeline.lab.plan.options import PlanOptions
 from ridgeline.lab.quantize.options import QuantizeOptions
-from ridgeline.lab.train_drafter.options import TrainOptions
 from ridgeline.lab.traffic.options import TrafficOptions
+from ridgeline.lab.train_drafter.options import TrainOptions
 from ridgeline.models import support
 from ridgeline.options import markdown_table, options_of
 from ridgeline.server.config import ServerConfig
