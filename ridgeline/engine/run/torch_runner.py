@@ -36,7 +36,7 @@ class TorchRunner:
 
     def tapped(self) -> list[torch.Tensor]:
         tapped = self.decoder.tapped
-        return [] if tapped is None else list(tapped.split(self._counts))
+        return [] if tapped is None else list(torch.split(tapped, self._counts))
 
     def on_stream(self) -> AbstractContextManager[None]:
         return nullcontext()

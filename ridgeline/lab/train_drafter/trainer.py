@@ -138,7 +138,7 @@ def _step(
         found = unrolled(head, target.embed, seen.taps, tokens, options.guesses, target.spec.embedding_scale)
     loss = loss_of(found, seen.logits, head.draft_ids, learns)
     optimizer.zero_grad(set_to_none=True)
-    loss.total.backward()
+    loss.total.backward()  # type: ignore[no-untyped-call]
     torch.nn.utils.clip_grad_norm_(head.parameters(), CLIP)
     optimizer.step()
     return float(loss.total.detach()), loss.right.tolist()

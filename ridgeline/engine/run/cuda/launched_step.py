@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+import torch
 from torch import Tensor
 
 from ridgeline.engine.run.cuda.sampler import Pick, SampleTicket
@@ -44,7 +45,7 @@ def in_plan_order(launched: LaunchedStep) -> list[Tensor]:
     """The hidden states of each of the plan's rows; none if they are not kept."""
     if launched.tapped is None:
         return []
-    parts = launched.tapped.split([row.count for row in launched.rows])
+    parts = torch.split(launched.tapped, [row.count for row in launched.rows])
     placed = dict(zip(launched.order, parts, strict=True))
     return [placed[place] for place in range(len(parts))]
 
