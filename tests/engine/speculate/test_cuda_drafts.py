@@ -85,6 +85,15 @@ def check(
     return speculation
 
 
+def test_some_options_together_with_right_and_wrong_guesses():
+    """One of each way in which a sample behind a draft is taken; all options are in the slow tests."""
+    names = ["sampled", "greedy penalties", "grammar, sampled, penalties"]
+    few = replace(SIZES, max_running=16)
+    speculation = check(work(names, tokens=6), length=3, wrong=0.2, sizes=few)
+    assert 0 < speculation.stats().accepted < speculation.stats().drafted
+
+
+@pytest.mark.slow
 def test_every_option_together_with_right_and_wrong_guesses():
     speculation = check(work(), length=3, wrong=0.2)
     stats = speculation.stats()
@@ -92,6 +101,7 @@ def test_every_option_together_with_right_and_wrong_guesses():
     assert 0.2 * stats.drafted < stats.accepted < stats.drafted
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["sampled", "penalties", "thinks, penalties", "grammar, sampled, penalties"])
 def test_one_alone_with_right_guesses(name):
     """Nearly all are accepted: what is not verified would show."""
@@ -108,12 +118,14 @@ def test_every_option_with_any_guesses(length, wrong, deterministic):
     check(work(), length, wrong, deterministic=deterministic)
 
 
+@pytest.mark.slow
 def test_deterministic_with_chunks_and_preemption_bit_for_bit():
     few = replace(SIZES, step_tokens=24, prefill_chunk=7, num_blocks=6, max_running=4)
     names = ["sampled", "greedy penalties", "logprobs", "grammar"]
     check(work(names, tokens=20), length=3, wrong=0.15, sizes=few, deterministic=True)
 
 
+@pytest.mark.slow
 def test_penalties_of_more_drafts_than_there_are_spare_rows(monkeypatch):
     monkeypatch.setattr("ridgeline.engine.run.cuda.verified_rows.SPARE_ROWS", 3)
     speculation = check(work(["penalties", "greedy penalties"]), length=4, wrong=0.0)
