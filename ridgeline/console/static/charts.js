@@ -29,7 +29,7 @@ export async function lineChart(element, series, { format = String, height = 200
       height,
       cursor: { y: false, points: { size: 6 } },
       legend: { show: false },
-      scales: { x: { range: (_, __, high) => [high - seconds, high] }, y: { range: (_, __, high) => [0, Math.max(high * 1.1, 1)] } },
+      scales: { x: { range: (_, __, high) => [high - seconds, high] }, y: { range: (_, __, high) => [0, Math.max(high * 1.1, 10)] } },
       axes: [{ ...axis, grid: { show: false }, space: 90, values: (_, ticks) => ticks.map((at) => clock(at * 1000)) }, { ...axis, size: 58, space: 42, values: (_, ticks) => ticks.map(format) }],
       series: [
         {},
