@@ -160,6 +160,8 @@ class RouterApp:
         if path == "/api/version":
             await _json(send, 200, {"version": __version__})
             return
+        # A router that has just started must not look like a fleet without models.
+        await self._router.await_table(time.monotonic() + self._config.request_timeout_s)
         names = self._router.names()
         if path == "/api/tags":
             await _json(send, 200, {"models": [{"name": name, "model": name} for name in names]})

@@ -14,6 +14,8 @@ import pytest
 
 from ridgeline.fleet.router.app import RouterApp
 from ridgeline.fleet.router.config import RouterConfig
+from ridgeline.fleet.router.fleet_router import FleetRouter
+from ridgeline.fleet.router.process import control_origin
 from tests.fleet.router.conftest import Stage, counted, until
 from tests.fleet.router.scripted_replica import MODEL
 from tests.fleet.router.served import router_process, served
@@ -51,6 +53,18 @@ async def test_answers_whole_and_streamed_models_health_and_metrics(stage: Stage
         assert f'ridgeline_fleet_requests_total{{model="{MODEL}",outcome="ok",router="router"}} 2' in metrics
         assert 'ridgeline_fleet_replica_up{model="counter",replica="r0"} 1' in metrics
         assert "ridgeline_fleet_output_tokens_total" in metrics
+
+
+async def test_a_router_that_has_just_started_waits_for_its_table_to_name_the_models(stage: Stage) -> None:
+    await stage.controller.stop()
+    router = FleetRouter(control_origin(stage.controller.path))
+    stage.routers.append(router)
+    router.start()
+    async with served(RouterApp(router, RouterConfig())) as client:
+        asked = asyncio.create_task(client.get("/v1/models"))
+        await asyncio.sleep(0.05)
+        await stage.controller.start()
+        assert [one["id"] for one in (await asked).json()["data"]] == [MODEL, "alias", "outer"]
 
 
 @pytest.mark.parametrize(
