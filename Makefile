@@ -13,7 +13,7 @@ CMAKE  = $(BIN)/cmake -G Ninja -DCMAKE_MAKE_PROGRAM=$(abspath $(BIN))/ninja --lo
 PIP    = $(BIN)/pip install --constraint constraints.txt
 STAGE  = @$(PYTHON) tools/stage.py
 
-.PHONY: serve configure compile native wheel test test-isa test-native sanitized test-slow test-gpu lint format proto bench docs clean help
+.PHONY: serve configure compile native wheel test test-isa test-native sanitized test-arm test-slow test-gpu lint format proto bench docs clean help
 
 help:            ## list the verbs
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -113,6 +113,15 @@ build/test-%: $(VENV)/.build FORCE
 	@$(CMAKE) -S native -B $@ -DRL_TESTS=ON -DRL_SANITIZE=$(subst -,$(comma),$*)
 	@$(BIN)/cmake --build $@ --target rl_tests -- --quiet
 FORCE:
+
+# The kernels' tests cross-compiled for 64-bit ARM, each set under an emulated CPU that has it and nothing better.
+# Debian: apt install g++-aarch64-linux-gnu qemu-user
+test-arm: $(VENV)/.build    ## the kernels' tests for 64-bit ARM, under QEMU
+	@for tool in aarch64-linux-gnu-g++ qemu-aarch64; do command -v $$tool >/dev/null || \
+	  { echo "make: $$tool not found; Debian and Ubuntu: apt install g++-aarch64-linux-gnu qemu-user" >&2; exit 1; }; done
+	@$(CMAKE) -S native -B build/arm -DRL_TESTS=ON -DCMAKE_TOOLCHAIN_FILE=cmake/aarch64-linux.cmake
+	@$(BIN)/cmake --build build/arm --target ridgeline_native rl_tests -- --quiet
+	@$(BIN)/ctest --parallel 2 --test-dir build/arm --output-on-failure --no-tests=error $(ARGS)
 
 test-slow: $(VENV)/.dev native ## the tests that take minutes
 	$(BIN)/python -m pytest -m slow $(ARGS)

@@ -5,6 +5,11 @@
 #if defined(RL_HAS_AVXVNNI)
 #include <cpuid.h>
 #endif
+#if defined(RL_HAS_NEON) && defined(__linux__)
+#include <sys/auxv.h>
+#elif defined(RL_HAS_NEON) && defined(__APPLE__)
+#include <sys/sysctl.h>
+#endif
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -28,6 +33,22 @@ bool claims_avx_vnni() {
 }
 #endif
 
+#if defined(RL_HAS_NEON)
+// What the system says about the CPU: a bit of the auxiliary vector on Linux, a name on macOS.
+[[maybe_unused]] bool claims_arm([[maybe_unused]] unsigned kind, [[maybe_unused]] unsigned long bit, [[maybe_unused]] const char* name) {
+#if defined(__linux__)
+  return getauxval(kind) & bit;
+#elif defined(__APPLE__)
+  int there = 0;
+  size_t bytes = sizeof there;
+  return sysctlbyname(name, &there, &bytes, nullptr, 0) == 0 && there;
+#else
+  return false;
+#endif
+}
+constexpr unsigned kHwcap = 16, kHwcap2 = 26;  // AT_HWCAP, AT_HWCAP2
+#endif
+
 Candidate candidates[] = {
 #if defined(RL_HAS_AMX)
     // No CPUID leaf is asked for AMX itself: some machines hide it. The trial asks the kernel for permission.
@@ -45,6 +66,15 @@ Candidate candidates[] = {
 #endif
 #if defined(RL_HAS_AVX2)
     {"avx2", avx2_kernels, [] { return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma"); }},
+#endif
+#if defined(RL_HAS_I8MM)
+    {"i8mm", i8mm_kernels, [] { return claims_arm(kHwcap2, 1ul << 13, "hw.optional.arm.FEAT_I8MM"); }},
+#endif
+#if defined(RL_HAS_DOTPROD)
+    {"dotprod", dotprod_kernels, [] { return claims_arm(kHwcap, 1ul << 20, "hw.optional.arm.FEAT_DotProd"); }},
+#endif
+#if defined(RL_HAS_NEON)
+    {"neon", neon_kernels, [] { return true; }, 1},
 #endif
     {"portable", portable_kernels, [] { return true; }, 1},
 };

@@ -179,6 +179,9 @@ struct Kernels {
 };
 
 const Kernels* portable_kernels();
+const Kernels* neon_kernels();
+const Kernels* dotprod_kernels();
+const Kernels* i8mm_kernels();
 const Kernels* avx2_kernels();
 const Kernels* avxvnni_kernels();
 const Kernels* avx512vnni_kernels();

@@ -18,11 +18,14 @@
 #include "kernels/linear_expanded.h"
 #include "kernels/linear_pairs.h"
 #define RL_EXPANDS_TO_BYTES
-#define RL_BOTH_HALVES
+#define RL_IN_ONE_PASS
 #elif defined(__AVX2__)
 #include "kernels/linear_coded.h"
 #define RL_CODES_SCALES
-#define RL_BOTH_HALVES
+#define RL_IN_ONE_PASS
+#elif defined(RL_NEON)
+#include "kernels/linear_pairs.h"
+#define RL_IN_ONE_PASS
 #endif
 
 #define RL_JOIN(a, b) a##b
@@ -72,8 +75,8 @@ inline void panel_products(const rl_matrix& m, int panel, int count, const Input
       continue;
     }
 #endif
-#if defined(RL_BOTH_HALVES)
-    if (computes_both_halves(m.format, in.kind)) {
+#if defined(RL_IN_ONE_PASS)
+    if (computes_in_one_pass(m.format, in.kind)) {
       pair_panel_product(m, panel + p, in, first, end, out + p * kPanel, stride, add_to, scratch);
       continue;
     }
@@ -101,7 +104,7 @@ inline size_t panel_scratch_bytes([[maybe_unused]] int k) {
 #if defined(RL_CODES_SCALES)
   bytes = std::max(bytes, coded_bytes());
 #endif
-#if defined(RL_BOTH_HALVES)
+#if defined(RL_IN_ONE_PASS)
   bytes = std::max(bytes, expanded_scales_bytes(k));
 #endif
   return bytes;

@@ -192,8 +192,20 @@ const ScanKernels* scan_kernels(const std::string& isa) {
 #if defined(RL_HAS_AVX512VNNI)
   if (isa == "avx512vnni") return avx512vnni_scan_kernels();
 #endif
+#if defined(RL_HAS_AVXVNNI)
+  if (isa == "avxvnni") return avxvnni_scan_kernels();
+#endif
 #if defined(RL_HAS_AVX2)
   if (isa == "avx2") return avx2_scan_kernels();
+#endif
+#if defined(RL_HAS_I8MM)
+  if (isa == "i8mm") return i8mm_scan_kernels();
+#endif
+#if defined(RL_HAS_DOTPROD)
+  if (isa == "dotprod") return dotprod_scan_kernels();
+#endif
+#if defined(RL_HAS_NEON)
+  if (isa == "neon") return neon_scan_kernels();
 #endif
   return portable_scan_kernels();
 }

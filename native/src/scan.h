@@ -37,7 +37,11 @@ struct ScanKernels {
 };
 
 const ScanKernels* portable_scan_kernels();
+const ScanKernels* neon_scan_kernels();
+const ScanKernels* dotprod_scan_kernels();
+const ScanKernels* i8mm_scan_kernels();
 const ScanKernels* avx2_scan_kernels();
+const ScanKernels* avxvnni_scan_kernels();
 const ScanKernels* avx512vnni_scan_kernels();
 const ScanKernels* avx512_scan_kernels();
 const ScanKernels* amx_scan_kernels();

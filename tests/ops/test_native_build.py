@@ -26,7 +26,10 @@ pytest.importorskip("scikit_build_core", reason="the build backend is installed 
 
 CHECKOUT = Path(__file__).parents[2]
 BUILD = "import sys; from scikit_build_core import build; print(getattr(build, sys.argv[1])(sys.argv[2], {}))"
-ONE_ISA = [f"RL_COMPILES_{isa}=OFF" for isa in ("avx2", "avxvnni", "avx512vnni", "avx512", "amx")]
+ONE_ISA = [
+    f"RL_COMPILES_{isa}=OFF"
+    for isa in ("avx2", "avxvnni", "avx512vnni", "avx512", "amx", "neon", "dotprod", "i8mm")
+]
 QUICK = {
     "SKBUILD_CMAKE_BUILD_TYPE": "Debug",
     "SKBUILD_CMAKE_DEFINE": ";".join([*ONE_ISA, "RL_PORTABLE=ON"]),

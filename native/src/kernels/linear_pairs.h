@@ -6,18 +6,29 @@
 // they are widened to 32 bits once per group instead of once per pair. The integers are the same as in linear.h, and so is the order of the
 // float sums.
 //
-// Both halves of a panel are computed in one pass: a second pass would leave the memory idle. AVX-VNNI has the same passes over
-// other sums of a group (linear_vnni.h).
+// All outputs of a panel are computed in one pass: a second pass would leave the memory idle. AVX-VNNI and ARM have the same passes
+// over other sums of a group (linear_vnni.h, linear_neon.h).
 #pragma once
 #if defined(__AVXVNNI__)
 #include "linear_vnni.h"
+#elif defined(RL_NEON)
+#include "linear_neon.h"
 #else
 #include "linear.h"
 #endif
 
 namespace {
 
-constexpr int kPairSums = 8;  // of 16 registers
+// Vectors of outputs that are multiplied at once: as many as there are registers for.
+template <int R, bool kFourBit>
+constexpr int vectors_at_once() {
+#if defined(RL_NEON)
+  return R == 1 ? 4 : 2;
+#else
+  constexpr int kPairSums = 8;  // of 16 registers
+  return kDotTakesBytes || R * (kFourBit ? 1 : 2) <= kPairSums / 2 ? 2 : 1;
+#endif
+}
 
 // The bytes of weights that a pass over a panel asks for on its way.
 struct Ahead {
@@ -25,7 +36,8 @@ struct Ahead {
   size_t bytes;
 };
 
-#if !defined(__AVXVNNI__)
+#if !defined(__AVXVNNI__) && !defined(RL_NEON)
+#define RL_ADDS_PAIRS
 // In assembler, and volatile: GCC 12 would load the inputs of both halves of a panel at once, and then store what 16 registers
 // cannot hold.
 RL_INLINE inline I broadcast(const uint8_t* inputs) {
@@ -118,7 +130,7 @@ template <int R, int kFormat, bool kTwoLimbs>
 void pair_tile(const uint8_t* panel, int k, const TileInputs& in, const float* bias, float* out, size_t stride, bool add_to,
                Ahead ahead, const float* expanded) {
   constexpr bool kFourBit = is_four_bit(kFormat), kOffset = kFormat == RL_Q4_H || kFormat == RL_Q8_H;
-  constexpr int V = kDotTakesBytes || R * (kFourBit ? 1 : 2) <= kPairSums / 2 ? 2 : 1;  // vectors of outputs at once
+  constexpr int V = vectors_at_once<R, kFourBit>();
   const size_t minima = ridgeline::minima_offset(kFormat, k);
   const int groups = k / kGroup;
   const size_t share = (ahead.bytes + size_t(groups) - 1) / size_t(groups);
@@ -131,7 +143,7 @@ void pair_tile(const uint8_t* panel, int k, const TileInputs& in, const float* b
     for (ahead.from += share; asked < ahead.from; asked += 64) prefetch(asked);
     repeat<kHalves / V>([&](auto step) RL_INLINE {
       I totals[V][R];
-      group_totals<R, V, kTwoLimbs, kFourBit>(totals, quants + step * V * 32, x);
+      group_totals<R, V, kTwoLimbs, kFourBit>(totals, quants + step * V * kLanes * 4, x);
       repeat<V>([&](auto v) RL_INLINE {
         constexpr int half = step * V + v;
         F scale, minimum;
@@ -153,7 +165,7 @@ void pair_tile(const uint8_t* panel, int k, const TileInputs& in, const float* b
 
 // ---- six bits: a scale for 16 weights ----
 
-#if !defined(__AVXVNNI__)
+#if defined(RL_ADDS_PAIRS)
 
 // Weights less 32 are -32 … 31: their sizes are multiplied with the inputs under the weights' signs. Four pairs are at most
 // 4 · 2 · 32 · 127 = 32,512 in size, and are widened by the 16 weights' scale itself. A group's sum of integers is at most
@@ -244,7 +256,7 @@ PairKernel pair_kernel(int format, bool two_limbs) {
     case RL_Q4_HM: return two_limbs ? pair_tile<R, RL_Q4_HM, true> : pair_tile<R, RL_Q4_HM, false>;
     case RL_Q4_K: return two_limbs ? pair_tile<R, RL_Q4_K, true> : pair_tile<R, RL_Q4_K, false>;
     case RL_Q8_H: return two_limbs ? pair_tile<R, RL_Q8_H, true> : pair_tile<R, RL_Q8_H, false>;
-#if !defined(__AVXVNNI__)
+#if defined(RL_ADDS_PAIRS)
     case RL_Q6_K: return two_limbs ? six_bit_pair_tile<R, true> : six_bit_pair_tile<R, false>;
 #endif
     default: return two_limbs ? pair_tile<R, RL_Q8_FM, true> : pair_tile<R, RL_Q8_FM, false>;
@@ -257,9 +269,12 @@ PairKernel pair_kernel_of(int rows, int format, bool two_limbs) {
   else return rows == R ? pair_kernel<R>(format, two_limbs) : pair_kernel_of<R - 1>(rows, format, two_limbs);
 }
 
-// AVX-VNNI multiplies six bits as every set with a byte dot product does (linear.h).
-inline bool computes_both_halves(int format, InputKind kind) {
-  return (kind == InputKind::Int8 || kind == InputKind::Int16) && !(kDotTakesBytes && format == RL_Q6_K);
+// AVX-VNNI and ARM multiply six bits as every set with a byte dot product does (linear.h).
+inline bool computes_in_one_pass([[maybe_unused]] int format, InputKind kind) {
+#if !defined(RL_ADDS_PAIRS)
+  if (format == RL_Q6_K) return false;
+#endif
+  return kind == InputKind::Int8 || kind == InputKind::Int16;
 }
 
 // The product of a panel of quantized weights with group scales; as panel_product.

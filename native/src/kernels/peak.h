@@ -16,7 +16,12 @@ inline I add_products(I sums, Bytes weights, const uint8_t* inputs, [[maybe_unus
   asm volatile("" : "+x"(weights));  // else the products are computed once, before the loop
   sums = _mm256_add_epi16(sums, _mm256_maddubs_epi16(weights, _mm256_set1_epi32(load_dword(inputs))));
   return round % 8 == 7 ? _mm256_madd_epi16(sums, weights) : sums;
+#elif defined(__ARM_FEATURE_MATMUL_INT8)
+  return vusmmlaq_s32(sums, weights, vreinterpretq_s8_u8(weights));
 #else
+#if defined(RL_NEON)
+  asm volatile("" : "+w"(weights));
+#endif
   return dot(sums, weights, inputs);
 #endif
 }
@@ -41,7 +46,12 @@ inline double vector_operations(int kind, int64_t rounds) {
   const F w = set(1.0000001f);
   if (kind == RL_PEAK_F32) return vector_operations(rounds, 2, w, [&](F sum, int) RL_INLINE { return fma(sum, w, w); });
   if (kind == RL_PEAK_BF16) return vector_operations(rounds, 4, w, [&](F sum, int) RL_INLINE { return dot_bf16(sum, bytes, inputs); });
-  return vector_operations(rounds, 8, zero_int(), [&](I sum, int i) RL_INLINE { return add_products(sum, bytes, inputs, i); });
+#if defined(__ARM_FEATURE_MATMUL_INT8)
+  constexpr double kPerLane = 16;
+#else
+  constexpr double kPerLane = 8;
+#endif
+  return vector_operations(rounds, kPerLane, zero_int(), [&](I sum, int i) RL_INLINE { return add_products(sum, bytes, inputs, i); });
 }
 
 inline double peak_operations(int kind, int64_t rounds) {

@@ -30,6 +30,11 @@ inline I scan_dot(I acc, const ScanBytes& row, const uint8_t* query) {
   const I moved = _mm256_sign_epi8(_mm256_set1_epi32(load_dword(query)), row.signs);
   return add_int(acc, _mm256_madd_epi16(_mm256_maddubs_epi16(row.sizes, moved), _mm256_set1_epi16(1)));
 }
+#elif defined(RL_NEON)
+using ScanBytes = int8x16_t;
+constexpr int kScanBias = 0;
+inline ScanBytes load_scan(const uint8_t* p) { return vreinterpretq_s8_u8(veorq_u8(load_bytes(p), vdupq_n_u8(0x80))); }
+inline I scan_dot(I acc, const ScanBytes& row, const uint8_t* query) { return dot_signed(acc, row, quad_in_all(query)); }
 #else
 using ScanBytes = Bytes;
 constexpr int kScanBias = 128;

@@ -28,6 +28,8 @@ inline int32_t load_dword(const void* at) {
 #include "simd_avx512.h"
 #elif defined(__AVX2__)
 #include "simd_avx2.h"
+#elif defined(RL_NEON)
+#include "simd_neon.h"
 #else
 #include "simd_portable.h"
 #endif

@@ -28,8 +28,9 @@ FORMAT_NAMES = {
 }
 
 _SMALLEST_FIRST = (Format.Q4_H, Format.Q4_HM, Format.Q4_K, Format.Q6_K, Format.Q8_H, Format.Q8_FM)
-# The instruction sets that multiply six bits at least as fast as eight. The others round Q6_K to 8 bits.
-SIX_BIT_ISAS = ("avx2", "avxvnni", "avx512vnni", "avx512")
+# The instruction sets that multiply six bits at least as fast as eight (ARM: by the number of
+# instructions, not timed). The others round Q6_K to 8 bits.
+SIX_BIT_ISAS = ("avx2", "avxvnni", "avx512vnni", "avx512", "neon", "dotprod", "i8mm")
 
 # Without loss: stored type → format → the GGUF type whose blocks the library packs into it. If that is
 # another type, `reblock` rewrites the blocks. MXFP4: but for steps below 2^-24.
