@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import random
 import tempfile
 from collections.abc import AsyncIterator, Iterator
@@ -15,6 +16,7 @@ from ridgeline.retrieval.errors import BadInput, NamespaceNotFound, SpecMismatch
 from ridgeline.retrieval.filters import parse_filter
 from ridgeline.retrieval.stores.postgres import PostgresStore
 from ridgeline.retrieval.stores.protocol import Store
+from ridgeline.retrieval.stores.qdrant import QdrantStore
 from ridgeline.retrieval.stores.sqlite import SqliteStore
 from ridgeline.retrieval.types import Attributes, Chunk, Document, Namespace, NamespaceSpec
 from tests.retrieval.test_filters import random_attributes, random_filter
@@ -34,13 +36,24 @@ def postgres_url() -> Iterator[str]:
     server.cleanup()
 
 
-@pytest_asyncio.fixture(params=["sqlite", "postgres"])
+@pytest.fixture(scope="module")
+def qdrant_url() -> str:
+    url = os.environ.get("RIDGELINE_TEST_QDRANT")
+    if not url:
+        pytest.skip("RIDGELINE_TEST_QDRANT names no Qdrant")
+    return url
+
+
+@pytest_asyncio.fixture(params=["sqlite", "postgres", "qdrant"])
 async def store(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[Store]:
     made: Store
     if request.param == "sqlite":
         made = SqliteStore(tmp_path / "retrieval.sqlite")
-    else:
+    elif request.param == "postgres":
         made = PostgresStore(request.getfixturevalue("postgres_url"))
+    else:
+        # Test processes share the server, and none the collections of another.
+        made = QdrantStore(request.getfixturevalue("qdrant_url"), prefix=f"test{os.getpid()}")
     await made.open()
     for namespace in (MINE, THEIRS):  # the server is shared by the tests of this file
         await made.drop(namespace)
@@ -206,6 +219,8 @@ async def test_a_second_process_sees_every_write(store: Store, tmp_path: Path) -
     other: Store
     if isinstance(store, SqliteStore):
         other = SqliteStore(tmp_path / "retrieval.sqlite")
+    elif isinstance(store, QdrantStore):
+        other = QdrantStore(store.url, prefix=store.prefix)
     else:
         assert isinstance(store, PostgresStore)
         other = PostgresStore(store.url)

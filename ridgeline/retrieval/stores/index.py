@@ -83,6 +83,11 @@ class NamespaceIndex:
         self._masks.clear()
         self._alive &= np.isin(self._numbers, numbers)
 
+    def remove(self, numbers: NDArray[np.int64]) -> None:
+        """Mask the rows of these numbers."""
+        self._masks.clear()
+        self._alive &= ~np.isin(self._numbers, numbers)
+
     def search_vectors(self, queries: Vector, where: Filter | None, k: int) -> list[list[Scored]]:
         assert self._vectors is not None
         found, scores = self._vectors.search(queries, self._mask(where), k)
@@ -116,17 +121,17 @@ class IndexCache:
 
     def __init__(self, most_bytes: int) -> None:
         self._most_bytes = most_bytes
-        self._kept: OrderedDict[int, NamespaceIndex] = OrderedDict()
+        self._kept: OrderedDict[int | str, NamespaceIndex] = OrderedDict()
 
-    def get(self, number: int) -> NamespaceIndex | None:
-        found = self._kept.get(number)
+    def get(self, key: int | str) -> NamespaceIndex | None:
+        found = self._kept.get(key)
         if found is not None:
-            self._kept.move_to_end(number)
+            self._kept.move_to_end(key)
         return found
 
-    def put(self, number: int, index: NamespaceIndex) -> None:
-        self._kept[number] = index
-        self._kept.move_to_end(number)
+    def put(self, key: int | str, index: NamespaceIndex) -> None:
+        self._kept[key] = index
+        self._kept.move_to_end(key)
         while len(self._kept) > 1 and self.nbytes > self._most_bytes:
             self._kept.popitem(last=False)
 
