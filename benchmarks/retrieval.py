@@ -2,20 +2,23 @@
 
 Every row prints recall@10 beside its time: results are compared with an exact search in double precision.
 Rounds are interleaved; the table shows the median, the best and the worst. With --judged, a folder with
-Cranfield's files (cran.all.1400, cran.qry, cranqrel), BM25 is compared with bm25s by nDCG@10 and recall@100.
+Cranfield's files (cran.all.1400, cran.qry, cranqrel), nDCG@10 and recall@100 of BM25 beside bm25s, of vector
+search, of both, and of both with MaxSim.
 
     python benchmarks/retrieval.py [--rows 100000] [--dimensions 384] [--threads 2] [--rounds 15]
-                                   [--judged FOLDER] [--json out.json]
+                                   [--judged FOLDER] [--model all-minilm-l6-v2] [--json out.json]
 """
 
 from __future__ import annotations
 
 import argparse
+import asyncio
 import json
 import os
 import re
 import statistics
 import sys
+import tempfile
 import time
 from collections import Counter
 from collections.abc import Callable
@@ -173,7 +176,66 @@ def cranfield(folder: Path) -> tuple[dict[str, str], dict[str, str], dict[str, d
     return texts, queries, judged
 
 
-def quality(folder: Path) -> dict[str, dict[str, float]]:
+async def ranked_by_searcher(
+    name: str, texts: dict[str, str], queries: dict[str, str]
+) -> dict[str, dict[str, list[str]]]:
+    """The 100 best texts of each query: by vectors, by both legs, and by both with MaxSim."""
+    from ridgeline.engine.client.client import AsyncClient
+    from ridgeline.retrieval.search.embeddings import QueryEmbeddings
+    from ridgeline.retrieval.search.rerank import MaxSim
+    from ridgeline.retrieval.search.searcher import Searcher, SearchOptions
+    from ridgeline.retrieval.stores.sqlite import SqliteStore
+    from ridgeline.retrieval.types import Chunk, Document, Namespace, NamespaceSpec
+
+    async with await AsyncClient.start(name) as client:
+        most = client.hello.max_context
+        before, after = client.tokenizer.special_ends()
+
+        def ids_of(text: str) -> list[int]:
+            bare = list(client.tokenizer.encode_starts(text)[0])
+            return [*before, *bare[: most - len(before) - len(after)], *after]
+
+        async def vectors(some: Any) -> np.ndarray:
+            return np.asarray(await client.embed([ids_of(text) for text in some]), np.float32)
+
+        async def token_vectors(some: Any) -> list[np.ndarray]:
+            ids = [ids_of(text) for text in some]
+            made = np.asarray(await client.embed(ids, want="tokens"), np.float32)
+            rows = np.split(made, np.cumsum([len(one) for one in ids])[:-1])
+            return [one[len(before) : len(one) - len(after)] for one in rows]
+
+        with tempfile.TemporaryDirectory() as folder:
+            store, namespace = SqliteStore(Path(folder) / "chunks.sqlite"), Namespace("", "judged")
+            await store.open()
+            await store.create(namespace, NamespaceSpec(client.hello.vector_size, name))
+            ids = list(texts)
+            for first in range(0, len(ids), 64):
+                some = ids[first : first + 64]
+                for id, vector in zip(some, await vectors([texts[id] for id in some]), strict=True):
+                    chunk = Chunk(id, id, 0, 0, len(texts[id]), texts[id], vector=vector)
+                    await store.put(namespace, Document(id, id, texts[id]), [chunk])
+                print(f"\rembedded {first + len(some)} of {len(ids)}", end="", file=sys.stderr)
+            print(file=sys.stderr)
+            searcher = Searcher(store, QueryEmbeddings(vectors))
+            ways = {
+                "vector": SearchOptions(k=100),
+                "hybrid": SearchOptions(k=100, text_weight=1.0),
+                "hybrid + maxsim": SearchOptions(
+                    k=100, text_weight=1.0, reranker=MaxSim(token_vectors), candidates=100
+                ),
+            }
+            runs: dict[str, dict[str, list[str]]] = {name: {} for name in ways}
+            for number, (query, text) in enumerate(queries.items(), 1):
+                for way, options in ways.items():
+                    found = await searcher.search(namespace, [" ".join(text.split())], options)
+                    runs[way][query] = [hit.chunk.id for hit in found.hits]
+                print(f"\rsearched {number} of {len(queries)}", end="", file=sys.stderr)
+            print(file=sys.stderr)
+            await store.close()
+    return runs
+
+
+def quality(folder: Path, model: str) -> dict[str, dict[str, float]]:
     import bm25s
 
     texts, queries, judged = cranfield(folder)
@@ -183,17 +245,18 @@ def quality(folder: Path) -> dict[str, dict[str, float]]:
     everything = np.ones(len(ids), np.bool_)
     oracle = bm25s.BM25(method="lucene", k1=K1, b=B)
     oracle.index(terms, show_progress=False)
-    runs: dict[str, dict[str, list[str]]] = {"ridgeline": {}, "bm25s": {}}
+    runs: dict[str, dict[str, list[str]]] = {"BM25": {}, "bm25s": {}}
     for query, text in queries.items():
         words = list(dict.fromkeys(terms_of(text)))
         ours = best_rows(index.scores(words, everything), everything, 100)
         theirs = np.argsort(-oracle.get_scores(words), kind="stable")[:100]
-        runs["ridgeline"][query] = [ids[i] for i in ours]
+        runs["BM25"][query] = [ids[i] for i in ours]
         runs["bm25s"][query] = [ids[i] for i in theirs]
+    runs |= asyncio.run(ranked_by_searcher(model, texts, queries))
     found = {name: mean_metrics(run, judged, 10, 100) for name, run in runs.items()}
     print(f"\n{len(texts)} texts, {len(judged)} judged queries of {folder}")
     for name, means in found.items():
-        print(f"{name:<11} " + "  ".join(f"{metric} {value:.4f}" for metric, value in means.items()))
+        print(f"{name:<16} " + "  ".join(f"{metric} {value:.4f}" for metric, value in means.items()))
     return found
 
 
@@ -206,12 +269,13 @@ def main() -> None:
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--rounds", type=int, default=15)
     parser.add_argument("--judged", type=Path, help="a folder with cran.all.1400, cran.qry and cranqrel")
+    parser.add_argument("--model", default="all-minilm-l6-v2", help="embedding model for --judged")
     parser.add_argument("--json", type=Path)
     args = parser.parse_args()
     print(f"load of the machine: {os.getloadavg()[0]:.1f}")
     found: dict[str, Any] = {"load": os.getloadavg()[0], "speed": speed(args)}
     if args.judged:
-        found["quality"] = quality(args.judged)
+        found["quality"] = quality(args.judged, args.model)
     if args.json:
         args.json.write_text(json.dumps(found, indent=1))
 

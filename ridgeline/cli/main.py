@@ -34,6 +34,7 @@ VERBS = {
     "chat": "chat",
     "run": "run",
     "batch": "batch",
+    "rag": "rag.rag",
     "models": "models",
     "ps": "ps",
     "stop": "stop",
@@ -68,6 +69,7 @@ examples:
   ridgeline serve ./model.gguf --port 9000            a file
   ridgeline run "Name three rivers"                   one answer, to stdout
   ridgeline chat --url http://127.0.0.1:8000          talk to a running server
+  ridgeline rag add docs/                             make files searchable; then `ridgeline rag ask "…"`
   ridgeline ps                                        list running servers; `ridgeline stop` ends one
   ridgeline models list                               list short names of models
   ridgeline bench http://127.0.0.1:8000               measure a server under load

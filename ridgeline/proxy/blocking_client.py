@@ -80,9 +80,10 @@ class BlockingClient:
         path: str,
         body: bytes | None = None,
         query: Mapping[str, Any] | None = None,
+        content_type: str = "application/json",
     ) -> WholeAnswer:
-        """The whole answer, or Unreachable or BrokenOff. A body is sent as JSON."""
-        with self.open(method, path, body, query) as answer:
+        """The whole answer, or Unreachable or BrokenOff."""
+        with self.open(method, path, body, query, content_type) as answer:
             return WholeAnswer(answer.status, answer.headers, answer.read())
 
     def is_ready(self, path: str) -> bool:
@@ -98,10 +99,11 @@ class BlockingClient:
         path: str,
         body: bytes | None = None,
         query: Mapping[str, Any] | None = None,
+        content_type: str = "application/json",
     ) -> OpenAnswer:
         """An answer to be read as it arrives, or Unreachable."""
         url = self.url + path + ("?" + urllib.parse.urlencode(query) if query else "")
-        headers = self._headers if body is None else {**self._headers, "content-type": "application/json"}
+        headers = self._headers if body is None else {**self._headers, "content-type": content_type}
         try:
             if urllib.parse.urlsplit(url).scheme not in ("http", "https"):  # urllib would also open files
                 raise ValueError("the address must begin with http:// or https://")

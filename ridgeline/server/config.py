@@ -8,6 +8,7 @@ from typing import Literal
 
 from ridgeline.options import OptionError, option
 from ridgeline.replica.weight_sources import check_peers, check_sources
+from ridgeline.retrieval.stores.choice import check_address
 from ridgeline.server.effort import effort_budgets
 
 
@@ -71,6 +72,12 @@ class ServerConfig:
     file_search_tokens: int = option(
         4096, "most tokens of found passages in a prompt of file_search; at most half of the model's context"
     )
+    retrieval_store: str = option(
+        "sqlite",
+        "where chunks of vector stores are kept: sqlite (in state_dir), postgresql://… with pgvector, or the "
+        "http(s):// URL of a Qdrant",
+    )
+    retrieval_store_key_file: Path | None = option(None, "file with the API key of retrieval_store (Qdrant)")
     upload_timeout_s: float = option(60.0, "maximum seconds for a request body to arrive; then 408")
     max_head_bytes: int = option(
         64 << 10, "maximum size of a request's first line and headers; larger ones get 431"
@@ -148,6 +155,7 @@ class ServerConfig:
         effort_budgets(self.reasoning_budget)  # raises OptionError
         check_sources(self.weight_sources, "weight_sources")
         check_peers(self.weight_peers, "weight_peers")
+        check_address(self.retrieval_store, "retrieval_store")
         if self.share_transfers < 1 or self.share_mb_per_s <= 0:
             raise OptionError("share_transfers and share_mb_per_s must be more than 0; --no-share-weights")
         if self.share_weights and not self.needs_key:
@@ -165,6 +173,19 @@ class ServerConfig:
     @property
     def needs_key(self) -> bool:
         return self.api_keys is not None or self.api_key_file is not None
+
+    def retrieval_store_key(self) -> str | None:
+        """The key in its file; an unreadable or empty file is an error."""
+        file = self.retrieval_store_key_file
+        if file is None:
+            return None
+        try:
+            key = file.read_text("utf-8").strip()
+        except (OSError, UnicodeDecodeError) as error:
+            raise OptionError(f"retrieval_store_key_file {file} cannot be read: {error}") from error
+        if not key:
+            raise OptionError(f"retrieval_store_key_file {file} is empty")
+        return key
 
     def accepted_keys(self) -> tuple[str, ...]:
         """The keys given directly and those of the key file; an unreadable or empty file is an error."""

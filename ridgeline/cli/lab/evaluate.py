@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from ridgeline.cli.parsing import Verbs, add_subverb, add_verb, path_argument
+from ridgeline.cli.rag.rag import add_evaluation, run_eval
 from ridgeline.cli.source import API_KEY_VARIABLE
 from ridgeline.engine.errors import EngineError
 from ridgeline.lab.errors import BadInput, LabError
@@ -31,7 +32,7 @@ server. Tasks that are scored by log-probability need a server that returns thos
 stored item by item: the same command continues after an interruption.
 
 `evaluate gate` compares a candidate with a reference and fails if it is worse than the noise. `evaluate
-compare` puts several models on one Pareto picture."""
+compare` puts several models on one Pareto picture. `evaluate retrieval` measures a vector store."""
 
 EXAMPLES = """\
   ridgeline evaluate smollm2-135m --tasks perplexity,arc_easy --limit 100 --data ~/data
@@ -63,6 +64,17 @@ COMPARE_EXAMPLES = """\
 """
 
 
+RETRIEVAL = """\
+Measure the search of a vector store, and answers from it, with your own questions. Each line of the file is
+{"question": …, "relevant": ["tea.md", …] or {"tea.md": 2, …}, "answer": …}; `answer` is optional. Printed are
+nDCG@10, recall and MRR of vector, text and hybrid search; with --answers also how faithful answers are."""
+
+RETRIEVAL_EXAMPLES = """\
+  ridgeline evaluate retrieval questions.jsonl --url http://127.0.0.1:8000 --store manuals
+  ridgeline evaluate retrieval questions.jsonl --store manuals --ranker maxsim --answers
+"""
+
+
 def add_parser(verbs: Verbs) -> None:
     parser = add_verb(verbs, "evaluate", "measure a model's quality; gate a candidate", DESCRIPTION, EXAMPLES)
     parser.add_argument("subject", metavar="MODEL_OR_URL", help=SUBJECT_HELP)
@@ -82,6 +94,9 @@ def add_parser(verbs: Verbs) -> None:
     )
     _add_common(compare)
     compare.set_defaults(run=run_compare)
+    retrieval = add_subverb(parser, "retrieval", RETRIEVAL, RETRIEVAL_EXAMPLES)
+    add_evaluation(retrieval)
+    retrieval.set_defaults(run=run_eval)
 
 
 def _add_common(parser: argparse.ArgumentParser) -> None:

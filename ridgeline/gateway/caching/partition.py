@@ -74,5 +74,7 @@ def _repeatable(kind: str, fields: Fields) -> bool:
     if kind not in _DRAWN:
         return False
     if kind == "responses":  # a stored or background response creates an object
+        if b"file_search" in bytes(fields.get("tools", _FALSE)):
+            return False  # the files may change
         return fields.get("store") == _FALSE and fields.get("background", _FALSE) == _FALSE
     return fields.get("store", _FALSE) == _FALSE

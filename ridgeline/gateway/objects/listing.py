@@ -1,7 +1,8 @@
-"""Lists of a tenant's own files and batches, from the gateway's table of owners: newest first, by cursor.
+"""Lists of a tenant's own files, batches and vector stores, from the gateway's table of owners: newest first,
+by cursor.
 
 A file's description is stored when it is created or first listed, a batch's when it has ended; only objects
-that may still change are requested from the upstream. So a page costs one request per running batch.
+that may still change are requested from the upstream: running batches and vector stores, one request each.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from ridgeline.gateway.tenants.owned import MAX_META, Meta, Owned
 from ridgeline.gateway.upstreams.errors import UpstreamBroken
 from ridgeline.gateway.upstreams.outgoing import Outgoing, Target
 
-PATHS = {"file": "/v1/files", "batch": "/v1/batches"}
+PATHS = {"file": "/v1/files", "batch": "/v1/batches", "vector_store": "/v1/vector_stores"}
 OBJECT = "shown"  # in meta: the object as its upstream described it
 ENDED = frozenset({"completed", "failed", "expired", "cancelled"})
 AT_ONCE = 8  # concurrent requests to an upstream for one page
@@ -84,7 +85,7 @@ async def _ask(parts: Parts, owned: Owned) -> bytes | None:
     except UpstreamBroken as error:
         raise UpstreamFailed("the upstream's answer ended early", code="upstream_broken") from error
     if status in GONE:
-        if owned.kind == "file":  # a batch is booked anyway
+        if owned.kind != "batch":  # a batch is booked anyway
             await parts.owned.forget(owned.id)
         return None
     if status != 200:
@@ -93,7 +94,7 @@ async def _ask(parts: Parts, owned: Owned) -> bytes | None:
     if owned.kind == "batch":
         await own_files(parts, owned, body)
         owned = await parts.owned.fresh(owned.id) or owned  # shows whether the gateway stopped it
-    if owned.kind == "file" or made.status in ENDED:
+    if owned.kind == "file" or (owned.kind == "batch" and made.status in ENDED):
         await parts.owned.describe(owned.id, shown_in(owned.meta, body))
     return with_reason(body, owned) if owned.kind == "batch" else body
 

@@ -1,4 +1,5 @@
-"""Requests for objects that an upstream stores: files, batches, stored responses. Only their owner sees them.
+"""Requests for objects that an upstream stores: files, batches, stored responses, vector stores. Only their
+owner sees them.
 
 The gateway stores the tenant and the upstream of each object; for other tenants it does not exist. A batch's
 file is checked on upload: every line must be a request that its key could have sent by itself.
@@ -31,8 +32,15 @@ from ridgeline.gateway.objects.batch_meta import BatchMeta, meta_of
 from ridgeline.gateway.objects.batch_orders import drop_order, order_batch, with_reason
 from ridgeline.gateway.objects.listing import own_files, page, shown_in
 from ridgeline.gateway.objects.uploads import checked_batch_file, read_form
+from ridgeline.gateway.objects.vector_store_requests import (
+    FILE_FIELDS,
+    MOST_BODY,
+    check_files,
+    check_list_query,
+    vector_store_path,
+)
 from ridgeline.gateway.offload.offload import LARGE
-from ridgeline.gateway.pipeline.endpoints import FILES
+from ridgeline.gateway.pipeline.endpoints import FILES, VECTOR_STORES, Place
 from ridgeline.gateway.pipeline.forwarding import PASSED_BACK, passed_on
 from ridgeline.gateway.pipeline.own_requests import answer_json
 from ridgeline.gateway.pipeline.parts import Parts
@@ -52,7 +60,12 @@ MAX_PAGE = 100
 MAX_BATCH_BODY = LARGE  # bytes of POST /v1/batches: parsed on the event loop; OpenAI's metadata fits
 _WORD = re.compile(r"[A-Za-z0-9_-]{1,64}")
 UPLOAD_FIELDS = frozenset({"file", "purpose", "expires_after[anchor]", "expires_after[seconds]"})
-KINDS = {"files": "file", "batches": "batch", "stored_responses": "response"}
+KINDS = {
+    "files": "file",
+    "batches": "batch",
+    "stored_responses": "response",
+    "vector_stores": "vector_store",
+}
 
 
 class _Made(msgspec.Struct):
@@ -69,7 +82,9 @@ class ObjectRequests:
         assert request.key is not None
         request.reservation = await reserve_request(self._parts.limiter, request.key, request.team)
         place = request.place
-        if place.object_id:
+        if place.endpoint is VECTOR_STORES and request.method == "POST":
+            await self._vector_store(request, receive, send)
+        elif place.object_id:
             await self._one(request, send)
         elif request.method == "GET":
             await self._list(request, send)
@@ -91,7 +106,8 @@ class ObjectRequests:
         if request.method == "DELETE" and "batch" in owned.meta:
             await self._batches.book_before_deletion(str(owned.meta["batch"]))
         answer = await self._ask(request, owned.upstream, request.method, _path(request), b"", [])
-        if (request.method == "DELETE" and answer.status < 300) or (kind == "file" and answer.status == 404):
+        is_gone = kind in ("file", "vector_store") and answer.status == 404
+        if not _is_within(place) and ((request.method == "DELETE" and answer.status < 300) or is_gone):
             await self._parts.owned.forget(place.object_id)
         if kind == "batch":
             body = await self._read(request, answer)
@@ -105,6 +121,8 @@ class ObjectRequests:
     async def _list(self, request: RequestState, send: Send) -> None:
         """This tenant's objects, newest first."""
         asked = _query(request.query)
+        if request.place.endpoint is VECTOR_STORES:
+            check_list_query(asked)
         self._upstream()  # raises if no upstream stores objects
         listed = await page(
             self._parts,
@@ -191,6 +209,35 @@ class ObjectRequests:
         elif not await self._parts.owned.rename(order.id, _read_json(body, _Made).id, "batch"):
             raise UpstreamFailed("the upstream returned an id that is already in use")
         await self._send(request, answer, body, send)
+
+    async def _vector_store(self, request: RequestState, receive: Receive, send: Send) -> None:
+        """Make, change or search a vector store: it and the files in the body are the tenant's."""
+        place, config = request.place, self._config
+        request.body = await request.read_body(
+            receive, min(MOST_BODY, config.max_body_bytes), config.upload_timeout_s, self._parts.body_bytes
+        )
+        request.wait_until(request.arrived + config.request_timeout_s, out_of_time)
+        upstream = self._upstream()
+        if place.object_id:
+            owned = await self._parts.owned.owner(place.object_id) if len(place.object_id) <= MAX_ID else None
+            if owned is None or owned.tenant != request.tenant or owned.kind != "vector_store":
+                raise NotFound(f"no vector store is named {place.object_id[:MAX_ID]!r}")
+            upstream = owned.upstream
+        request.fields = read_fields(request.body) if request.body.strip() else {}
+        await check_files(self._parts, request.tenant, request.fields, upstream)
+        if (guard := self._guard(request)) is not None:
+            kept = {name: value for name, value in request.fields.items() if name in FILE_FIELDS}
+            own = {name: value for name, value in request.fields.items() if name not in FILE_FIELDS}
+            request.fields = {**(await guard.request("vector_stores", own, request.tenant)).fields, **kept}
+        headers: Headers = [(b"content-type", b"application/json")]
+        sent = write_fields(request.fields)
+        if not place.object_id:
+            request.stay()  # a vector store without an owner could never be used or deleted
+            answer = await self._ask(request, upstream, "POST", "/v1/vector_stores", sent, headers)
+            await self._relay_made(request, answer, "vector_store", {}, send)
+        else:
+            answer = await self._ask(request, upstream, "POST", _path(request), sent, headers)
+            await self._relay(request, answer, send)
 
     def _check_scope(self, request: RequestState, meta: BatchMeta) -> None:
         """Another key of the team, with a wider scope, may have uploaded the file."""
@@ -303,10 +350,17 @@ class ObjectRequests:
 def _path(request: RequestState) -> str:
     """Built from the parsed path and query, never from the client's text."""
     place = request.place
+    if place.endpoint is VECTOR_STORES:
+        return vector_store_path(place, _query(request.query))
     base = {"files": "/v1/files", "batches": "/v1/batches", "stored_responses": "/v1/responses"}[
         place.endpoint.kind
     ]
     return f"{base}/{place.object_id}" + (f"/{place.action}" if place.action else "")
+
+
+def _is_within(place: Place) -> bool:
+    """Whether the request is for an object of a vector store, not for the store itself."""
+    return place.endpoint is VECTOR_STORES and bool(place.action)
 
 
 def _read_json(body: bytes | msgspec.Raw, kind: type[T]) -> T:

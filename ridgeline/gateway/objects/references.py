@@ -36,7 +36,11 @@ _ONE: Mapping[str, What] = {
     "conversation": "conversation",
 }
 _SEVERAL: Mapping[str, What] = {"file_ids": "file", "vector_store_ids": "vector store"}
-_OWNED = frozenset(("file", "response"))  # objects that a tenant can create through the gateway
+_OWNED: Mapping[What, str] = {  # objects that a tenant can create through the gateway, and their kinds
+    "file": "file",
+    "response": "response",
+    "vector store": "vector_store",
+}
 # A value with an id holds one of these byte strings; a name may be written with escapes.
 _SIGNS = (b"file_id", b"response_id", b"vector_store", b"container", b"item_reference", b"\\u")
 
@@ -89,7 +93,7 @@ async def owner_of(parts: Parts, tenant: str, reference: Reference) -> str:
     """The upstream that stores the tenant's object."""
     field, what, id = reference
     owned = await parts.owned.owner(id) if what in _OWNED and len(id) <= MAX_ID else None
-    if owned is None or owned.tenant != tenant or owned.kind != what:
+    if owned is None or owned.tenant != tenant or owned.kind != _OWNED[what]:
         hint = "; send the item itself, or continue with previous_response_id" if what == "item" else ""
         raise NotFound(f"{field}: no {what} is named {id[:MAX_ID]!r}{hint}", param=field)
     return owned.upstream

@@ -33,6 +33,7 @@ TRANSCRIPTION = Endpoint("audio", kind="transcriptions", multipart=True)
 TRANSLATION = Endpoint("audio", kind="translations", multipart=True)
 FILES = Endpoint("files", handling="object", kind="files")
 BATCHES = Endpoint("batches", handling="object", kind="batches")
+VECTOR_STORES = Endpoint("vector_stores", handling="object", kind="vector_stores")
 STORED_RESPONSES = Endpoint("responses", handling="object", kind="stored_responses")
 MODELS = Endpoint("models", handling="own", kind="models")
 HEALTH = Endpoint("health", handling="own", kind="health")
@@ -55,17 +56,19 @@ _POST: dict[str, Endpoint] = {
     "/v1/audio/translations": TRANSLATION,
     "/v1/files": FILES,
     "/v1/batches": BATCHES,
+    "/v1/vector_stores": VECTOR_STORES,
 }
 _GET: dict[str, Endpoint] = {
     "/v1/models": MODELS,
     "/v1/files": FILES,
     "/v1/batches": BATCHES,
+    "/v1/vector_stores": VECTOR_STORES,
     "/": HOME,
     "/health": HEALTH,
     "/healthz": HEALTH,
     "/ready": HEALTH,
 }
-# One object: prefix, then methods and what may follow its id.
+# One object: prefix, then methods and what may follow its id; * is the id of an object within it.
 _OBJECTS: dict[str, tuple[Endpoint, dict[str, frozenset[str]]]] = {
     "/v1/files/": (FILES, {"GET": frozenset({"", "content"}), "DELETE": frozenset({""})}),
     "/v1/batches/": (BATCHES, {"GET": frozenset({""}), "POST": frozenset({"cancel"})}),
@@ -74,6 +77,16 @@ _OBJECTS: dict[str, tuple[Endpoint, dict[str, frozenset[str]]]] = {
         {"GET": frozenset({"", "input_items"}), "DELETE": frozenset({""}), "POST": frozenset({"cancel"})},
     ),
     "/v1/models/": (MODELS, {"GET": frozenset({""})}),
+    "/v1/vector_stores/": (
+        VECTOR_STORES,
+        {
+            "GET": frozenset(
+                {"", "files", "files/*", "files/*/content", "file_batches/*", "file_batches/*/files"}
+            ),
+            "POST": frozenset({"", "search", "files", "files/*", "file_batches", "file_batches/*/cancel"}),
+            "DELETE": frozenset({"", "files/*"}),
+        },
+    ),
 }
 
 NAMES: tuple[str, ...] = tuple(
@@ -113,9 +126,19 @@ def find(method: str, path: str) -> Place | tuple[str, ...]:
         object_id, _, action = (rest, "", "") if endpoint is MODELS else rest.partition("/")
         if not object_id:
             break
-        if action in methods.get(method, ()):
+        shape = _shape(action)
+        if shape in methods.get(method, ()):
             return Place(endpoint, object_id, action)
-        return tuple(name for name, actions in methods.items() if action in actions)
+        return tuple(name for name, actions in methods.items() if shape in actions)
     if path in _KNOWN_PATHS:
         return tuple(sorted(known for known, at in _plain if at == path))
     return ()
+
+
+def _shape(action: str) -> str:
+    """The action with * for the id in it."""
+    steps = action.split("/")
+    if len(steps) > 1 and steps[1] and steps[1] != "*":
+        steps[1] = "*"
+        return "/".join(steps)
+    return action if len(steps) == 1 else "/"

@@ -18,6 +18,7 @@ ANSWERS = ("n", "best_of")
 SEVERAL_ANSWERS = frozenset({"chat", "completions"})  # kinds with several answers per request
 BYTES_PER_TOKEN = 4
 MOST_ANSWERS = 1024
+FILE_SEARCH_TOKENS = 4096  # of passages that our server adds to a prompt by default, and of its own prompt
 LONGEST_OUTPUT = 10_000_000  # tokens; a larger limit is a mistake
 NULL = msgspec.Raw(b"null")
 
@@ -43,6 +44,8 @@ def most_used(
     tokens_in = max(body_bytes // BYTES_PER_TOKEN, written_out)
     if kind not in GENERATING:
         return MostUsed(tokens_in, 0)
+    if kind == "responses" and b'"file_search"' in bytes(fields.get("tools", NULL)):
+        tokens_in += FILE_SEARCH_TOKENS
     answers, limits = 1, []
     for name in fields:
         if name in OUTPUT_LIMITS and fields[name] != NULL:

@@ -35,7 +35,7 @@ class Owned(msgspec.Struct, frozen=True):
     id: str
     tenant: str
     upstream: str
-    kind: str  # file, batch, response
+    kind: str  # file, batch, response, vector_store
     created_ms: int = 0
     meta: Meta = {}  # data for later requests; small, and never content
 
@@ -230,9 +230,9 @@ def _rename(object_id: str, new_id: str, kind: str) -> Work[bool]:
 
 
 def _prune(tenant: str, keep: int) -> Work[None]:
-    """Pending objects stay: they are not booked yet."""
+    """Pending objects stay: they are not booked yet. So do vector stores, which are used for long."""
     yield (
-        "DELETE FROM ridgeline_owned WHERE pending = 0 AND object_id IN"
+        "DELETE FROM ridgeline_owned WHERE pending = 0 AND kind <> 'vector_store' AND object_id IN"
         " (SELECT object_id FROM ridgeline_owned WHERE tenant = ?"
         f" ORDER BY created_ms DESC, object_id LIMIT {MAX_PRUNED} OFFSET ?)",
         (tenant, keep),

@@ -1,9 +1,10 @@
 """Heads: the record of each namespace in Qdrant, and the writes that it makes whole.
 
-Qdrant has no transactions. So every point has the revision that wrote it (`born`) and the one that replaced it
-(`died`), and the head names the last revision that is whole. Readers see what is alive at that revision. A
-write makes its points under the next revision and then changes the head, in one conditional request: before
-it nothing of the write is seen, after it everything. What an interrupted write left is undone by the next.
+Qdrant has no transactions. So every point has the revision that wrote it (`born`) and the one that replaced
+it (`died`), and the head names the last revision that is whole. Readers see what is alive at that revision.
+A write makes its points under the next revision and then changes the head, in one conditional request:
+before it nothing of the write is seen, after it everything. The next writer undoes what an interrupted one
+left.
 """
 
 from __future__ import annotations
@@ -124,9 +125,7 @@ class Heads:
             await self._remove(Head.of(point))
 
     async def of_tenant(self, tenant: str) -> list[Head]:
-        where = {
-            "must": [matches("kind", "namespace"), matches("tenant", tenant), matches("dropped", False)]
-        }
+        where = {"must": [matches("kind", "namespace"), matches("tenant", tenant), matches("dropped", False)]}
         heads = [Head.of(point) for point in await self._api.found(self._records, where)]
         return sorted(heads, key=lambda head: head.namespace.name)
 

@@ -138,6 +138,7 @@ async def file_search(
         tool.max_num_results or DEFAULT_RESULTS,
         tool.ranking_options or RankingOptions(),
         wait_s=config.retrieval_wait_s,
+        field=f"{path}.ranking_options",
     )
     client = served_models.served(body.model, "generate").ready_client()
     budget = min(config.file_search_tokens, client.hello.max_context // 2)

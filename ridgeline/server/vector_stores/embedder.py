@@ -15,7 +15,7 @@ from ridgeline.retrieval.ingest.embedder import TokenizedText
 from ridgeline.retrieval.ingest.errors import EmbedderUnavailable
 from ridgeline.retrieval.types import Vector
 from ridgeline.server.errors import ApiError
-from ridgeline.server.served_models import ServedModels
+from ridgeline.server.served_models import Served, ServedModels
 
 _serials = itertools.count(1)
 
@@ -31,18 +31,20 @@ class ServedEmbedder:
     @classmethod
     def of(cls, served_models: ServedModels) -> ServedEmbedder:
         """The first served model that makes embeddings; 503 while its engine is not ready."""
-        try:
-            served = served_models.served(None, "embed")
-        except ApiError:
+        fitting = [model for model in served_models.models if served_models.task_of(model) in (None, "embed")]
+        for model in fitting:
+            served = Served(model.names[0], model)
+            client = served.ready_client()
+            if not client.hello.scores_pairs:
+                return cls(served.name, client)
+        if not fitting:
             message = (
                 "this server has no embedding model: start it with one beside the chat model, such as "
                 "`ridgeline serve smollm2-135m all-minilm-l6-v2`"
             )
-            raise ApiError(404, message, code="model_not_found") from None
-        client = served.ready_client()
-        if client.hello.scores_pairs:
-            raise ApiError(404, f"{served.name} scores pairs and makes no vectors", code="model_not_suitable")
-        return cls(served.model.names[0], client)
+            raise ApiError(404, message, code="model_not_found")
+        names = ", ".join(model.names[0] for model in fitting)
+        raise ApiError(404, f"{names}: scores pairs and makes no vectors", code="model_not_suitable")
 
     def tokenize(self, text: str) -> TokenizedText:
         return TokenizedText(*self._client.tokenizer.encode_starts(text))
@@ -56,6 +58,19 @@ class ServedEmbedder:
         ids, _ = self._client.tokenizer.encode_starts(query)
         row: Vector = (await self._ask([[*self._before, *ids[: self.max_tokens], *self._after]], 0))[0]
         return row
+
+    async def token_vectors(self, texts: Sequence[Sequence[int]]) -> list[Vector]:
+        """For each text a vector of length 1 for each of its tokens. Ahead of all ingest."""
+        whole = [[*self._before, *ids[: self.max_tokens], *self._after] for ids in texts]
+        try:
+            made = await self._client.embed(
+                pack_texts(whole), want="tokens", request_id=f"retrieval-{next(_serials)}"
+            )
+        except (EngineDied, QueueFull) as error:
+            raise EmbedderUnavailable(str(error)) from error
+        rows = np.split(np.asarray(made, np.float32), np.cumsum([len(ids) for ids in whole])[:-1])
+        first, last = len(self._before), len(self._after)
+        return [one[first : len(one) - last] for one in rows]  # special tokens match all texts alike
 
     async def _ask(self, texts: Sequence[Sequence[int]], priority: int) -> Vector:
         try:

@@ -110,8 +110,11 @@ class VectorStoreUpdate(Body, kw_only=True, frozen=True):
 
 class RankingOptions(Body, kw_only=True, frozen=True):
     ranker: Annotated[
-        Literal["none", "auto", "default-2024-11-15"] | None,
-        About("`none` and `auto`: by reciprocal rank fusion; no other ranker is served"),
+        Annotated[str, Meta(min_length=1, max_length=256)] | None,
+        About(
+            "`none`, `auto`: by reciprocal rank fusion; `maxsim`, `likelihood` or the name of a served "
+            "cross-encoder: that model orders the candidates anew"
+        ),
     ] = None
     score_threshold: Annotated[
         Share | None,

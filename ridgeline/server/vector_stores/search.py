@@ -32,6 +32,7 @@ from ridgeline.server.vector_stores.bodies import (
 )
 from ridgeline.server.vector_stores.embedder import ServedEmbedder
 from ridgeline.server.vector_stores.protocol import RankingOptions, SearchRequest
+from ridgeline.server.vector_stores.rankers import ranker_of
 from ridgeline.server.vector_stores.service import VectorStores, namespace_of
 from ridgeline.server.vector_stores.stores import body_of, json_answer, named_errors
 
@@ -99,8 +100,10 @@ async def search(
     *,
     wait_s: float,
     explain: bool = False,
+    field: str = "ranking_options",
 ) -> Results:
     """The k best chunks of several stores, of all queries together. Each query is embedded once."""
+    reranker = ranker_of(stores.served_models, ranking.ranker, f"{field}.ranker")
     waited = await asyncio.gather(*(stores.counts_after(id, wait_s) for id in store_ids))
     hybrid = ranking.hybrid_search
     weights = (1.0, 1.0) if hybrid is None else (hybrid.embedding_weight, hybrid.text_weight)
@@ -111,6 +114,7 @@ async def search(
             embedding_weight=weights[0],
             text_weight=weights[1],
             score_threshold=ranking.score_threshold or None,
+            reranker=reranker,
             explain=explain,
         )
         searcher = Searcher(stores.store, QueryEmbeddings(_embed(stores.embedder())))

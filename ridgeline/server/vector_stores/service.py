@@ -1,7 +1,8 @@
 """VectorStores: the catalog, the store of chunks and the ingest of one server. Started with its engines.
 
 The files are those of /v1/files. What is kept lies in the state directory: `retrieval/catalog.sqlite` and
-`retrieval/chunks.sqlite`. Opened at first use: a server without vector stores keeps nothing open.
+`retrieval/chunks.sqlite`; with `retrieval_store` the chunks lie in another database. Opened at first use: a
+server without vector stores keeps nothing open.
 """
 
 from __future__ import annotations
@@ -13,11 +14,12 @@ from typing import TYPE_CHECKING
 
 from starlette.requests import Request
 
+from ridgeline.retrieval.errors import StoreUnavailable
 from ridgeline.retrieval.ingest.catalog import Catalog
 from ridgeline.retrieval.ingest.errors import EmbedderUnavailable
 from ridgeline.retrieval.ingest.records import FileCounts, StoreFile, VectorStoreRow
 from ridgeline.server.batches.endpoints import Batches
-from ridgeline.server.errors import ApiError
+from ridgeline.server.errors import ApiError, NotReady
 from ridgeline.server.served_models import ServedModels
 from ridgeline.storage.sqlite import SqliteDatabase
 
@@ -42,7 +44,7 @@ class VectorStores:
             raise ApiError(404, message, code="not_found")
         folder = served_models.state.folder / "retrieval"
         self._folder = folder
-        self._served_models = served_models
+        self.served_models = served_models
         self._files = served_models.part(Batches).store
         self._opening = asyncio.Lock()
         self._is_open = False
@@ -64,18 +66,29 @@ class VectorStores:
 
     async def _open(self) -> None:
         from ridgeline.retrieval.ingest.runner import IngestRunner
-        from ridgeline.retrieval.stores.sqlite import SqliteStore
 
         self._folder.mkdir(mode=0o700, exist_ok=True)
         self.catalog = Catalog(SqliteDatabase(self._folder / "catalog.sqlite", BUSY_S))
-        self.store = SqliteStore(self._folder / "chunks.sqlite", BUSY_S)
+        self.store = self._made_store()
         self.runner = IngestRunner(self.catalog, self.store, self._ready_embedder, self._source)
         await self.catalog.open()
-        await self.store.open()
+        try:
+            await self.store.open()
+        except StoreUnavailable as error:
+            await self.catalog.close()
+            raise NotReady(f"the vector stores cannot be reached: {error}") from error
         if left := await self.runner.start():
             log.info("resuming the ingest of %d files", left)
         self._sweeping = asyncio.create_task(self._sweep())
         self._is_open = True
+
+    def _made_store(self) -> Store:
+        from ridgeline.retrieval.stores.choice import store_of
+
+        config = self.served_models.config
+        return store_of(
+            config.retrieval_store, self._folder / "chunks.sqlite", BUSY_S, config.retrieval_store_key()
+        )
 
     async def resume(self) -> None:
         """Take up what the last server left, if there is anything."""
@@ -101,7 +114,7 @@ class VectorStores:
     def embedder(self) -> ServedEmbedder:
         from ridgeline.server.vector_stores.embedder import ServedEmbedder
 
-        return ServedEmbedder.of(self._served_models)
+        return ServedEmbedder.of(self.served_models)
 
     async def found(self, store_id: str, param: str = "vector_store_id") -> VectorStoreRow:
         """The store, or 404; expired stores are there, and have no files."""
