@@ -49,6 +49,7 @@ async def test_a_request_that_may_use_more_than_the_limit_is_refused(
         ("chat", {"max_tokens": 7, "max_completion_tokens": None}, MostUsed(11, 7)),
         ("completions", {"prompt": [5, 6, 7], "max_tokens": 7}, MostUsed(8, 7)),
         ("completions", {"prompt": [], "max_tokens": 7}, MostUsed(7, 7)),
+        ("responses", {"max_output_tokens": 7, "tools": [{"type": "file_search"}]}, MostUsed(4096 + 14, 7)),
         ("embeddings", {"input": [[1, 2, 3], [4, 5]]}, MostUsed(6, 0)),
         ("embeddings", {"input": list(range(10)) * 10}, MostUsed(100, 0)),
     ],

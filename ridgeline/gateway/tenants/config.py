@@ -25,7 +25,9 @@ class StoreConfig:
     connections: int = option(4, "most connections of one process to PostgreSQL")
     max_keys: int = option(100_000, "most keys in the store, revoked ones included")
     max_owned: int = option(
-        100_000, "most files, batches and responses recorded for one tenant; the oldest are dropped"
+        100_000,
+        "most files, batches and responses recorded for one tenant; the oldest are dropped, vector stores are "
+        "not",
     )
 
     def __post_init__(self) -> None:

@@ -92,6 +92,8 @@ def test_what_is_computed_needs_no_temperature_and_what_makes_objects_is_never_k
     assert wanted(CacheConfig(), "exact", b"", "embeddings", {}) == "exact"
     assert wanted(config, "exact", b"exact", "responses", {}) == "off"
     assert wanted(config, "exact", b"exact", "responses", read_fields(b'{"store":false}')) == "exact"
+    searches = read_fields(b'{"store":false,"tools":[{"type":"file_search","vector_store_ids":["vs_1"]}]}')
+    assert wanted(config, "exact", b"exact", "responses", searches) == "off"  # the files may change
     in_background = read_fields(b'{"store":false,"background":true}')
     assert wanted(config, "exact", b"exact", "responses", in_background) == "off"
     assert wanted(config, "exact", b"exact", "chat", read_fields(b'{"store":true}')) == "off"

@@ -90,6 +90,7 @@ async def test_memory_holds_the_recently_used_and_a_tenant_no_more_than_its_boun
     object.__setattr__(store.config, "max_owned", 5)
     objects = OwnedObjects(store, remembered=3)
     await objects.remember("batch-1", "a", "gpu", "batch")  # pending: not to be lost
+    await objects.remember("vs-1", "a", "gpu", "vector_store")  # used for long
     for n in range(20):
         await objects.remember(f"file-{n}", "a", "gpu", "file")
     await objects.remember("file-b", "b", "gpu", "file")
@@ -97,6 +98,7 @@ async def test_memory_holds_the_recently_used_and_a_tenant_no_more_than_its_boun
     assert len(await objects.owned("a", "file", limit=100)) <= 5 + 10
     assert len(await objects.pending("batch")) == 1
     assert await objects.owner("file-0") is None
+    assert await objects.owner("vs-1") is not None
     assert await objects.owner("file-b") is not None
 
 
