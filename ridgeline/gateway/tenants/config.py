@@ -26,8 +26,7 @@ class StoreConfig:
     max_keys: int = option(100_000, "most keys in the store, revoked ones included")
     max_owned: int = option(
         100_000,
-        "most files, batches and responses recorded for one tenant; the oldest are dropped, vector stores are "
-        "not",
+        "most files, batches, responses of one tenant; the oldest are dropped, vector stores are not",
     )
 
     def __post_init__(self) -> None:
