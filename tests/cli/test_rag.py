@@ -53,16 +53,16 @@ def rag(server: LiveServer, capsys: pytest.CaptureFixture[str], *arguments: str)
 def test_files_are_added_once_replaced_asked_and_removed(
     server: LiveServer, files: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    store = ("--store", "drinks")
+    store = ("--store", "teas")
     code, out, err = rag(server, capsys, "add", "docs", "coffee.txt", *store, "--attribute", "year=2026")
-    assert (code, out) == (0, "2 files are searchable in 'drinks'\n"), err
+    assert (code, out) == (0, "2 files are searchable in 'teas'\n"), err
     _, out, _ = rag(server, capsys, "add", "docs", "coffee.txt", *store, "--attribute", "year=2026")
-    assert out == "0 files are searchable in 'drinks'; 2 had not changed\n"
+    assert out == "0 files are searchable in 'teas'; 2 had not changed\n"
     (files / "coffee.txt").write_text(COFFEE + "Robusta is bitter.\n")
     _, out, _ = rag(server, capsys, "add", "docs", "coffee.txt", *store, "--attribute", "year=2026")
-    assert out == "1 files are searchable in 'drinks'; 1 had not changed\n"
+    assert out == "1 files are searchable in 'teas'; 1 had not changed\n"
     _, out, _ = rag(server, capsys, "list")
-    assert "drinks" in out
+    assert "teas" in out
     assert "     2 files" in out
 
     _, out, _ = rag(server, capsys, "ask", "Which coffee is bitter?", "--search-only", *store)
@@ -87,11 +87,11 @@ def test_files_are_added_once_replaced_asked_and_removed(
     assert " tokens · prompt " in out
     assert "has changed" not in out
 
-    _, out, _ = rag(server, capsys, "remove", "drinks")
-    assert out == "removed 'drinks' and 2 files\n"
+    _, out, _ = rag(server, capsys, "remove", "teas")
+    assert out == "removed 'teas' and 2 files\n"
     code, _, err = rag(server, capsys, "ask", "x", *store)
     assert code == 1
-    assert "has no vector store 'drinks': `ridgeline rag add FILE --store drinks`" in err
+    assert "has no vector store 'teas': `ridgeline rag add FILE --store teas`" in err
 
 
 def test_a_file_that_cannot_be_read_is_named_and_the_others_are_there(
