@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import os
 import signal
 import time
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import httpx
@@ -17,7 +15,6 @@ from ridgeline.server.vector_stores.endpoints import ENDPOINTS, FILE, ONE
 from tests.conftest import LiveServer, await_ready, start_server
 from tests.patience import PATIENCE_S
 from tests.server.documented import assert_answer
-from tests.server.tiny_cross_encoder import save_cross_encoder
 
 TEA = (
     "# Tea\n\nGreen tea is not oxidised. Black tea is fully oxidised.\n\n"
@@ -25,7 +22,6 @@ TEA = (
 )
 COFFEE = "Coffee beans are roasted at about 200 degrees Celsius. A light roast ends at the first crack.\n"
 MODEL = "smollm2-135m"
-CROSS = "tiny-cross-encoder"
 Client = openai.OpenAI
 
 
@@ -33,9 +29,7 @@ Client = openai.OpenAI
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LiveServer]:
     folder = tmp_path_factory.mktemp("vector_stores")
     flags = ("--state-dir", str(folder / "state"), "--deterministic")
-    save_cross_encoder(folder / CROSS)
-    models = (MODEL, "all-minilm-l6-v2", str(folder / CROSS))
-    started = start_server(folder / "log", *flags, models=models)
+    started = start_server(folder / "log", *flags, models=(MODEL, "all-minilm-l6-v2"))
     try:
         await_ready(started)
         yield started
@@ -94,87 +88,6 @@ def refused(call: Any, status: int, param: str | None) -> str:
         call()
     assert (raised.value.status_code, raised.value.param) == (status, param), raised.value
     return str(raised.value)
-
-
-# ── rankers ──────────────────────────────────────────────────────────────────────────────────────────────
-
-
-@pytest.mark.parametrize("ranker", ["maxsim", "likelihood", CROSS])
-def test_a_served_model_orders_the_candidates_anew(
-    client: Client, drinks: dict[str, str], ranker: str
-) -> None:
-    query = "At how many degrees are coffee beans roasted?"
-    options: Any = {"ranker": ranker}
-    page: Any = client.vector_stores.search(
-        drinks["store"], query=query, ranking_options=options, extra_body={"explain": True}
-    )
-    legs = [hit.explained["legs"][-1] for hit in page.data]
-    assert [leg["name"] for leg in legs] == [ranker if ranker != CROSS else "cross-encoder"] * 2
-    assert [leg["rank"] for leg in legs] == [1, 2]
-    scores = [hit.score for hit in page.data]
-    assert scores == sorted(scores, reverse=True)
-    assert all(0 < score <= 1 for score in scores)
-    if ranker == CROSS:
-        texts = [hit.content[0].text for hit in page.data]
-        ranked = httpx.post(
-            f"{client.base_url}rerank", json={"model": CROSS, "query": query, "documents": texts}
-        ).json()
-        assert [one["index"] for one in ranked["results"]] == [0, 1]
-        told = [one["relevance_score"] for one in ranked["results"]]
-        assert scores == pytest.approx(told, abs=1e-5)
-    else:
-        assert page.data[0].filename == "coffee.txt"
-    least: Any = {"ranker": ranker, "score_threshold": (scores[0] + scores[1]) / 2}
-    above = client.vector_stores.search(drinks["store"], query=query, ranking_options=least).data
-    assert [one.file_id for one in above] == [page.data[0].file_id]
-
-
-def test_a_ranker_that_is_not_served_is_a_400_that_names_the_field(
-    client: Client, drinks: dict[str, str]
-) -> None:
-    store = drinks["store"]
-    for name, said in (("colbert", "is no ranker"), ("all-minilm-l6-v2", "scores no pairs"), (MODEL, "")):
-        options: Any = {"ranker": name}
-        message = refused(
-            lambda options=options: client.vector_stores.search(store, query="x", ranking_options=options),
-            400,
-            "ranking_options.ranker",
-        )
-        assert said in message
-    tool: Any = {"type": "file_search", "vector_store_ids": [store], "ranking_options": {"ranker": "x"}}
-    refused(
-        lambda: client.responses.create(model=MODEL, input="x", tools=[tool]),
-        400,
-        "tools[0].ranking_options.ranker",
-    )
-
-
-# ── other stores ─────────────────────────────────────────────────────────────────────────────────────────
-
-
-def test_chunks_in_qdrant_survive_the_server(tmp_path: Path) -> None:
-    url = os.environ.get("RIDGELINE_TEST_QDRANT")
-    if not url:
-        pytest.skip("RIDGELINE_TEST_QDRANT names no Qdrant")
-    flags = ("--state-dir", str(tmp_path / "state"), "--retrieval-store", url)
-    found = []
-    store = ""
-    for run in range(2):
-        started = start_server(tmp_path / f"log{run}", *flags, models=("all-minilm-l6-v2",))
-        try:
-            await_ready(started)
-            client = openai.OpenAI(base_url=f"{started.base_url}/v1", api_key="unused", max_retries=0)
-            if not run:
-                store = client.vector_stores.create(name="kept").id
-                added(client, store, "tea.md", TEA)
-            found.append([one.score for one in client.vector_stores.search(store, query="green tea")])
-            if run:
-                assert client.vector_stores.delete(store).deleted
-        finally:
-            started.process.terminate()
-            assert started.process.wait(PATIENCE_S) == 0, started.log.read_text()
-    assert found[0] == found[1] != []
-    assert not (tmp_path / "state" / "retrieval" / "chunks.sqlite").exists()
 
 
 # ── stores ───────────────────────────────────────────────────────────────────────────────────────────────

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from ridgeline.cli.parsing import Verbs, add_subverb, add_verb, path_argument
-from ridgeline.cli.rag.rag import add_evaluation, run_eval
+from ridgeline.cli.rag.evaluate import add_evaluation, run_eval
 from ridgeline.cli.source import API_KEY_VARIABLE
 from ridgeline.engine.errors import EngineError
 from ridgeline.lab.errors import BadInput, LabError

@@ -4,23 +4,19 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import sys
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-from ridgeline.cli.errors import RemoteError
 from ridgeline.cli.parsing import Verbs, add_verb, path_argument
+from ridgeline.cli.rag.evaluate import add_evaluation, run_eval
 from ridgeline.cli.rag.progress import counted
+from ridgeline.cli.rag.server import add_server, add_url, client_of, store_of, told
 from ridgeline.cli.rag.shown import cited, explained, found_lines
-from ridgeline.cli.source import API_KEY_VARIABLE
 from ridgeline.options import OptionError
-from ridgeline.retrieval.client import RequestFailed, VectorStoreClient
 
-DEFAULT_URL = "http://127.0.0.1:8000"
-DEFAULT_STORE = "files"
 UPLOADS = 4  # at a time
 
 DESCRIPTION = """\
@@ -74,7 +70,7 @@ def add_parser(verbs: Verbs) -> None:
 
     add = add_verb(actions, "add", "make files searchable", ADD, ADD_EXAMPLES)
     add.add_argument("paths", nargs="+", metavar="FILE", type=path_argument, help="files or folders")
-    _add_server(add)
+    add_server(add)
     add.add_argument(
         "--attribute",
         action="append",
@@ -98,7 +94,7 @@ def add_parser(verbs: Verbs) -> None:
 
     ask = add_verb(actions, "ask", "answer a question", ASK, ASK_EXAMPLES)
     ask.add_argument("question", metavar="QUESTION")
-    _add_server(ask)
+    add_server(ask)
     _add_search(ask)
     ask.add_argument("-k", type=int, default=8, metavar="N", help="most passages (8)")
     ask.add_argument(
@@ -115,46 +111,14 @@ def add_parser(verbs: Verbs) -> None:
     evaluate.set_defaults(run=run_eval)
 
     shown = add_verb(actions, "list", "list the stores", LIST, "  ridgeline rag list\n")
-    _add_url(shown)
+    add_url(shown)
     shown.add_argument("--json", action="store_true", help="print JSON")
     shown.set_defaults(run=run_list)
 
     remove = add_verb(actions, "remove", "remove a store", REMOVE, "  ridgeline rag remove manuals\n")
     remove.add_argument("store", metavar="STORE", help="name or id")
-    _add_url(remove)
+    add_url(remove)
     remove.set_defaults(run=run_remove)
-
-
-def add_evaluation(parser: argparse.ArgumentParser) -> None:
-    """The flags of `rag eval` and `evaluate retrieval`."""
-    parser.add_argument(
-        "questions", metavar="QUESTIONS", type=path_argument, help="questions, one a line (JSON lines)"
-    )
-    _add_server(parser)
-    parser.add_argument("--ranker", metavar="NAME", help="also measure hybrid search with this ranker")
-    parser.add_argument(
-        "--answers", action="store_true", help="also answer each question, and measure the answers"
-    )
-    parser.add_argument("-m", "--model", metavar="MODEL", help="the chat model (default: the server's first)")
-    parser.add_argument(
-        "--max-tokens", type=int, default=256, metavar="N", help="most tokens of an answer (256)"
-    )
-    parser.add_argument(
-        "--out", metavar="FILE", type=path_argument, help="write each question's results here"
-    )
-    parser.add_argument("--json", action="store_true", help="print JSON")
-
-
-def _add_url(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--url", default=DEFAULT_URL, help=f"the server or gateway (default: {DEFAULT_URL})")
-    parser.add_argument("--api-key", metavar="KEY", help=f"its key (default: ${API_KEY_VARIABLE})")
-
-
-def _add_server(parser: argparse.ArgumentParser) -> None:
-    _add_url(parser)
-    parser.add_argument(
-        "--store", default=DEFAULT_STORE, metavar="NAME", help=f"the vector store ({DEFAULT_STORE})"
-    )
 
 
 def _add_search(parser: argparse.ArgumentParser) -> None:
@@ -184,8 +148,8 @@ def run_add(args: argparse.Namespace) -> int:
     if not 0 <= 2 * args.overlap_tokens <= args.chunk_tokens:
         raise OptionError(f"--overlap-tokens must be 0 to half of --chunk-tokens, got {args.overlap_tokens}")
     files = found_files(args.paths)
-    client = _client(args)
-    with _told(args.url):
+    client = client_of(args)
+    with told(args.url):
         store = client.store(args.store) or client.create_store(args.store)
         there = {str(one["attributes"].get("path", "")): one for one in client.files(store["id"])}
         added: list[dict[str, Any]] = []
@@ -236,14 +200,14 @@ def run_add(args: argparse.Namespace) -> int:
 
 
 def run_ask(args: argparse.Namespace) -> int:
-    client = _client(args)
+    client = client_of(args)
     how: dict[str, Any] = {
         "filters": _filter(args.filter),
         "weights": _weights(args.weights),
         "ranker": args.ranker,
     }
-    with _told(args.url):
-        store = _store(client, args.store)
+    with told(args.url):
+        store = store_of(client, args.store)
         if args.search_only or args.explain:
             answer = client.search(store["id"], args.question, k=args.k, explain=args.explain, **how)
             if args.json and args.search_only:
@@ -271,40 +235,9 @@ def run_ask(args: argparse.Namespace) -> int:
     return 0
 
 
-def run_eval(args: argparse.Namespace) -> int:
-    from dataclasses import asdict
-
-    from ridgeline.lab.evaluate.retrieval import evaluate_retrieval, judged_questions, report_text
-
-    questions = judged_questions(args.questions)
-    client = _client(args)
-    with _told(args.url):
-        store = _store(client, args.store)
-        with counted(sys.stderr, "questions", 0) as report:
-            found = evaluate_retrieval(
-                client,
-                store["id"],
-                questions,
-                ranker=args.ranker,
-                answers=args.answers,
-                model=args.model,
-                max_tokens=args.max_tokens,
-                report=lambda what, done, total: report(done, what, total),
-            )
-    if args.out:
-        args.out.write_text("".join(json.dumps(row) + "\n" for row in found.rows), encoding="utf-8")
-    if args.json:
-        plain = asdict(found)
-        del plain["rows"]
-        print(json.dumps(plain, indent=2))
-    else:
-        print(report_text(found))
-    return 0
-
-
 def run_list(args: argparse.Namespace) -> int:
-    with _told(args.url):
-        stores = list(_client(args).stores())
+    with told(args.url):
+        stores = list(client_of(args).stores())
     if args.json:
         print(json.dumps(stores, indent=2))
         return 0
@@ -319,9 +252,9 @@ def run_list(args: argparse.Namespace) -> int:
 
 
 def run_remove(args: argparse.Namespace) -> int:
-    client = _client(args)
-    with _told(args.url):
-        store = _store(client, args.store)
+    client = client_of(args)
+    with told(args.url):
+        store = store_of(client, args.store)
         own = [one["id"] for one in client.files(store["id"]) if "sha256" in one["attributes"]]
         client.delete_store(store["id"])
         for id in own:
@@ -330,39 +263,7 @@ def run_remove(args: argparse.Namespace) -> int:
     return 0
 
 
-# ── shared ───────────────────────────────────────────────────────────────────────────────────────────────
-
-
-class _told:
-    """Errors of the client as the command's, with what to do."""
-
-    def __init__(self, url: str) -> None:
-        self._url = url
-
-    def __enter__(self) -> None:
-        return None
-
-    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
-        if isinstance(error, RequestFailed):
-            hint = ""
-            if not error.status:
-                hint = "; is `ridgeline serve smollm2-135m all-minilm-l6-v2` running there?"
-            elif error.status == 401:
-                hint = f"; give --api-key or ${API_KEY_VARIABLE}"
-            raise RemoteError(f"{error}{hint}") from error
-
-
-def _client(args: argparse.Namespace) -> VectorStoreClient:
-    return VectorStoreClient(args.url, args.api_key or os.environ.get(API_KEY_VARIABLE, ""))
-
-
-def _store(client: VectorStoreClient, name: str) -> dict[str, Any]:
-    store = client.store(name)
-    if store is None:
-        raise RemoteError(
-            f"{client.url} has no vector store {name!r}: `ridgeline rag add FILE --store {name}`"
-        )
-    return store
+# ── values of flags ──────────────────────────────────────────────────────────────────────────────────────
 
 
 def _attributes(given: list[str]) -> dict[str, str | float | bool]:
