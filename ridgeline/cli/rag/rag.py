@@ -160,19 +160,17 @@ def run_add(args: argparse.Namespace) -> int:
         def upload(file: Any) -> None:
             nonlocal skipped
             content = file.content()
-            marks = {"path": file.name, "sha256": sha256_of(content)}
+            marks: dict[str, Any] = {"path": file.name, "sha256": sha256_of(content)}
             old = there.get(file.name)
-            is_kept = old is not None and old["status"] in ("completed", "in_progress")
-            if is_kept and old["attributes"] == {**attributes, **marks}:
+            marks |= attributes
+            if old and old["status"] in ("completed", "in_progress") and old["attributes"] == marks:
                 with lock:
                     skipped += 1
                 return
             id = client.upload(Path(file.name).name, content)
             strategy = strategy_of(file.name, args.chunking, args.chunk_tokens, args.overlap_tokens)
             with lock:
-                added.append(
-                    {"file_id": id, "attributes": {**attributes, **marks}, "chunking_strategy": strategy}
-                )
+                added.append({"file_id": id, "attributes": marks, "chunking_strategy": strategy})
                 if old:
                     replaced.append(old["id"])
 
