@@ -281,7 +281,7 @@ class VectorStoreClient:
             except BrokenOff as error:
                 raise RequestFailed(f"the connection to {self.url} was lost: {error}") from error
             except ValueError as error:
-                raise RequestFailed(f"{self.url} is no model server: it sent no JSON") from error
+                raise RequestFailed(f"{self.url} is not a model server: it sent no JSON") from error
 
     def _open(
         self,

@@ -93,7 +93,11 @@ def test_a_ranker_that_is_not_served_is_a_400_that_names_the_field(
     client: Client, drinks: dict[str, str]
 ) -> None:
     store = drinks["store"]
-    for name, said in (("colbert", "is no ranker"), ("all-minilm-l6-v2", "scores no pairs"), (MODEL, "")):
+    for name, said in (
+        ("colbert", "is not a ranker"),
+        ("all-minilm-l6-v2", "does not score pairs"),
+        (MODEL, ""),
+    ):
         options: Any = {"ranker": name}
         message = refused(
             lambda options=options: client.vector_stores.search(store, query="x", ranking_options=options),

@@ -41,7 +41,7 @@ T = TypeVar("T")
 READS = 8  # attempts of a read whose revision is removed meanwhile
 BATCH_BYTES = 8 << 20  # of one request, as JSON; Qdrant takes 32 MiB
 PART_CHARACTERS = 1 << 20  # of one record of a document's text
-INDEXED_ATTRIBUTES = 64  # that get an index of their own; others are read point by point
+INDEXED_ATTRIBUTES = 64  # with an index each; others are read point by point
 _RECORDS = {"space": "keyword", "document": "keyword", "kind": "keyword", "tenant": "keyword"}
 _CHUNKS = {"document": "keyword", "id": "keyword"}
 _REVISIONS = {"born": "integer", "died": "integer", "number": "integer"}
@@ -129,7 +129,7 @@ class QdrantStore:
             return True
 
     async def set_attributes(self, namespace: Namespace, document_id: str, attributes: Attributes) -> bool:
-        """The document is written anew: its chunks carry its attributes."""
+        """The document is written again: its chunks carry its attributes."""
         checked = check_attributes(attributes)
         head = await self._heads.get(namespace)
         await self._index_attributes(self._chunks_of(head.spec.dimensions), checked)

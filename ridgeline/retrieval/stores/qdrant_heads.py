@@ -139,7 +139,7 @@ class Heads:
                 yield write
             finally:
                 if not write.is_committed:
-                    # What cannot be undone now is undone by the next writer, when the lease is over.
+                    # The next writer undoes the rest when the lease is over.
                     with contextlib.suppress(StoreUnavailable):
                         await asyncio.shield(write.undo())
 

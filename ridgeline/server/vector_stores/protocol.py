@@ -113,7 +113,7 @@ class RankingOptions(Body, kw_only=True, frozen=True):
         Annotated[str, Meta(min_length=1, max_length=256)] | None,
         About(
             "`none`, `auto`: by reciprocal rank fusion; `maxsim`, `likelihood` or the name of a served "
-            "cross-encoder: that model orders the candidates anew"
+            "cross-encoder: that model reorders the candidates"
         ),
     ] = None
     score_threshold: Annotated[

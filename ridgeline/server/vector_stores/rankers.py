@@ -44,7 +44,7 @@ def ranker_of(served_models: ServedModels, asked: str | None, field: str = FIELD
         served = served_models.served(asked, "embed")
     except ApiError as error:
         known = "auto, maxsim, likelihood or the name of a served cross-encoder"
-        raise BadRequest(field, f"{asked[:64]!r} is no ranker: give {known}") from error
+        raise BadRequest(field, f"{asked[:64]!r} is not a ranker: give {known}") from error
     client = served.ready_client()
     if not client.hello.scores_pairs:
         raise BadRequest(
