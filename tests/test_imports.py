@@ -65,6 +65,7 @@ ctypes.CDLL = Absent
 NEED_TORCH = {
     "ridgeline.engine.run.cuda.masks",
     "ridgeline.engine.run.cuda.graphs",
+    "ridgeline.engine.run.cuda.graph_recording",
     "ridgeline.engine.run.cuda.step_block",
     "ridgeline.engine.run.torch_runner",
     "ridgeline.engine.limits.torch_limits",
@@ -82,7 +83,10 @@ NEED_TORCH = {
 }
 # What runs on a GPU, beside all of ridgeline.ops.cuda. It needs torch as well.
 NEED_TRITON = {
-    *(f"ridgeline.engine.run.cuda.{name}" for name in ("inputs", "runner", "sampler", "warm")),
+    *(
+        f"ridgeline.engine.run.cuda.{name}"
+        for name in ("inputs", "padded_steps", "runner", "sampler", "warm")
+    ),
     "ridgeline.engine.start.cuda_trial",
     "ridgeline.engine.run.prompt_scores",
     "ridgeline.models.decoders.cuda",

@@ -77,3 +77,4 @@ class StepRecord:
     wall_s: float  # the forward pass and sampling, from launch to result
     schedule_s: float
     busy_s: float = 0.0  # the part of wall_s after the end of the previous step: these add up
+    launch_s: float = 0.0  # the part of wall_s until the device had the step; 0 without a device

@@ -57,7 +57,7 @@ class Overlapped:
                 break
             self.step()
         assert not self.core.has_work, f"not done after {most_steps} steps"
-        self.core.idle()
+        self.core.check_integrity()
         return self
 
     def check_answers(self, *errors: str) -> None:

@@ -7,7 +7,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from ridgeline.engine.kv.block_pool import BlockPool, PoolCorrupted, PoolExhausted
+from ridgeline.engine.kv.block_pool import PIECE_BLOCKS, BlockPool, PoolCorrupted, PoolExhausted
 
 
 def name(number: int) -> bytes:
@@ -153,6 +153,14 @@ class TestIntegrityNamesWhatIsWrong:
         with pytest.raises(PoolCorrupted, match=f"block {block} is cached but"):
             pool.check_integrity([])
 
+    def test_two_hashes_of_one_block(self) -> None:
+        pool = BlockPool(2, 4)
+        block = pool.allocate()
+        pool.index.insert(name(1), block)
+        pool.index._block_of[name(2)] = block
+        with pytest.raises(PoolCorrupted, match="two hashes"):
+            pool.check_integrity([[block]])
+
     def test_a_free_block_that_is_still_found(self) -> None:
         pool = BlockPool(2, 4)
         pool.index.insert(name(1), 0)
@@ -213,3 +221,24 @@ class PoolMachine(RuleBasedStateMachine):
 
 TestPoolMachine = PoolMachine.TestCase
 TestPoolMachine.settings = settings(max_examples=150, stateful_step_count=40, deadline=None)
+
+
+def test_a_check_comes_in_pieces_and_gives_no_verdict_about_a_pool_that_changes() -> None:
+    pool = BlockPool(5 * PIECE_BLOCKS, 4)
+    tables = [[pool.allocate() for _ in range(2 * PIECE_BLOCKS)]]
+    pool.release([pool.allocate() for _ in range(PIECE_BLOCKS)])
+    whole = list(pool.integrity_pieces(tables))
+    assert len(whole) == 1 + 1 + 3  # of free blocks, twice; of the blocks that were ever used
+    for pieces in range(1, len(whole) + 1):
+        check = pool.integrity_pieces(tables)
+        for _ in range(pieces):
+            next(check)
+        tables[0].append(pool.allocate())  # not in the tables that the check knows
+        with pytest.raises(StopIteration) as end:
+            next(check)
+        assert end.value.value is False
+    pool.check_integrity(tables)
+
+
+def test_a_check_costs_nothing_for_blocks_that_were_never_used() -> None:
+    assert len(list(BlockPool(10**9, 4).integrity_pieces([]))) == 0

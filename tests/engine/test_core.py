@@ -1,8 +1,9 @@
 """The core's fault isolation: a failed pass is run again row by row, and only what fails alone ends."""
 
-from ridgeline.engine.run.core import EngineCore
+from ridgeline.engine.kv.block_pool import PIECE_BLOCKS
+from ridgeline.engine.run.core import QUIET_S, EngineCore
 from ridgeline.engine.schedule.request import FinishReason, Request, SamplingParams, Sequence
-from ridgeline.engine.schedule.scheduler import Scheduler
+from ridgeline.engine.schedule.scheduler import Scheduler, SchedulerLimits
 from ridgeline.engine.schedule.step import BlockCopy, StepPlan, StepResult, StepRow
 from tests.engine.prompts import PROMPTS
 
@@ -42,7 +43,7 @@ def run(
             tokens.setdefault(key, []).extend(delta.tokens)
             if delta.finish_reason is not None:
                 reasons[key] = delta.finish_reason
-    core.idle()
+    core.check_integrity()
     return {key: (tokens[key], reasons[key]) for key in reasons}
 
 
@@ -113,3 +114,54 @@ def test_a_row_that_fails_before_the_copies_does_not_leave_others_without_theirs
     assert [f"{name}/{index}" for name, index in ended] == [failing.victim]
     for key in outcome.keys() - set(ended):
         assert outcome[key] == healthy[key]
+
+
+class IdleRunner:
+    """A device that has idle work, and counts its pieces."""
+
+    name, lookahead = "idle", 1
+
+    def __init__(self) -> None:
+        self.pieces = 0
+
+    def idle(self) -> bool:
+        self.pieces += 1
+        return self.pieces < 3
+
+    def launch(self, plan: object) -> None: ...
+    def complete(self, launched: object) -> None: ...
+    def collect(self, launched: object) -> None: ...
+    def execute(self, plan: object) -> None: ...
+    def refusal(self, params: object) -> None: ...
+
+
+def test_idle_work_waits_until_the_engine_has_been_quiet_and_comes_in_pieces():
+    """The integrity check of a large pool, then the runner's own work. A request that comes waits for one."""
+    now, runner = [100.0], IdleRunner()
+    limits = SchedulerLimits(
+        step_tokens=64,
+        prefill_chunk=64,
+        max_running=4,
+        max_waiting=8,
+        block_size=16,
+        num_blocks=100 * PIECE_BLOCKS,
+        max_context=128,
+    )
+    core = EngineCore(Scheduler(limits), runner, clock=lambda: now[0])
+    core._device = runner
+    pool = core.scheduler.pool
+    pool.release([pool.allocate() for _ in range(10 * PIECE_BLOCKS)])
+    core._checked, core.last_step_end = False, now[0]
+    for _ in range(5):  # just after a step: nothing
+        assert core.idle()
+    assert (core._check, runner.pieces) == (None, 0)
+    now[0] += 2 * QUIET_S
+    pieces = 0
+    while not core._checked:
+        assert core.idle()
+        pieces += 1
+        if pieces == 3:  # a step comes in between: the check starts again
+            pool.release([pool.allocate()])
+    assert pieces > 30
+    assert runner.pieces == 0
+    assert [core.idle() for _ in range(3)] == [True, True, False]

@@ -5,8 +5,10 @@ from __future__ import annotations
 import json
 import pickle
 import threading
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -18,8 +20,9 @@ from ridgeline.engine.limits.machine_limits import DeviceCeilings
 from ridgeline.engine.schedule.request import Request, SamplingParams
 from ridgeline.engine.start.backend_choice import BackendChoice
 from ridgeline.engine.start.build import StartupBudget, build_engine, step_sizes
-from ridgeline.engine.start.compile_ahead import compile_ahead
+from ridgeline.engine.start.compiled_marks import CompiledMarks
 from ridgeline.engine.start.cuda_build import CudaBuild, what_to_lower
+from ridgeline.engine.start.cuda_kernels import KernelLoading
 from ridgeline.engine.start.cuda_preload import log_errors
 from ridgeline.engine.start.loading import StepSizes
 from ridgeline.engine.start.memory import GIB, plan_memory
@@ -259,32 +262,100 @@ def test_compilations_that_fail_are_told_once(caplog: pytest.LogCaptureFixture) 
     assert told.exc_info[0] is ValueError
 
 
-def test_larger_steps_are_left_to_another_process_once_the_first_kernels_are_there(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    pytest.importorskip("triton", reason="triton is not installed; kernels cannot be compiled")
+class Compiling:
+    """Stands for the processes that compile; told what to compile, and whether that works."""
+
+    def __init__(self, works: bool = True) -> None:
+        self.urgent_done = threading.Event()
+        self.urgent_done.set()
+        self.works = works
+        self.tasks: list[tuple[dict[str, Any], list[int]]] = []
+
+    def compile(self, dry_run: dict[str, Any], decode_sizes: list[int]) -> bool:
+        self.tasks.append((dry_run, decode_sizes))
+        return self.works
+
+    def end(self) -> None:
+        pass
+
+
+def started(
+    path: Path, monkeypatch: pytest.MonkeyPatch, works: bool = True
+) -> tuple[Any, Compiling, list[str]]:
+    """A build whose kernels are loaded, the processes that it used, and which kernels it compiled itself."""
     from ridgeline.engine.run.cuda import warm as cuda_warm
     from ridgeline.ops.cuda import recording
 
-    tiny_model("qwen3").config.save_pretrained(tmp_path)
-    build, sizes = build_at(tmp_path, kv_tokens=512), StepSizes(64, 64, 8)
-    plan = plan_memory(read_spec(tmp_path), EngineConfig(kv_tokens=512), build.footprint(sizes), 0)
-    happened: list[object] = []
-    monkeypatch.setattr(cuda_warm, "first_kernels", lambda dry_run: ["first"])
-    monkeypatch.setattr(recording, "compile_all", lambda launches: happened.append(launches) or [])
+    build, sizes = build_at(path, kv_tokens=512), StepSizes(64, 64, 8)
+    plan = plan_memory(read_spec(path), EngineConfig(kv_tokens=512), build.footprint(sizes), 0)
+    compiled: list[str] = []
+    compiling = Compiling(works)
+    for name in ("first", "urgent", "other"):
+        monkeypatch.setattr(cuda_warm, f"{name}_kernels", lambda *args, name=name: [name])
     monkeypatch.setattr(
-        "ridgeline.engine.start.cuda_build.in_thread", lambda target, *args: happened.append((target, *args))
+        recording, "compile_all", lambda launches, threads=16: compiled.extend(launches) or []
     )
+    monkeypatch.setattr(recording, "distinct", list)
+    monkeypatch.setattr("ridgeline.engine.start.cuda_kernels.CompilingProcesses", lambda: compiling)
+    begun: list[threading.Thread] = []
+
+    def in_thread(target: Callable[..., object], *args: object) -> threading.Thread:
+        begun.append(threading.Thread(target=target, args=args))
+        begun[-1].start()
+        return begun[-1]
+
+    monkeypatch.setattr("ridgeline.engine.start.cuda_kernels.in_thread", in_thread)
     build._compiler = threading.Thread(target=int)
     build._compiler.start()
+    build._kernels = KernelLoading(CompiledMarks(path / "cache", "model"))
     build._warm_kernels(torch.bfloat16, plan, sizes)
-    compiled, (target, arguments, decode_sizes) = happened  # type: ignore[misc]
-    assert compiled == ["first"]
-    assert target is compile_ahead
+    for thread in begun:
+        thread.join()
+    return build, compiling, compiled
+
+
+def test_a_first_start_leaves_most_kernels_to_other_processes_and_the_next_loads_them_all(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("triton", reason="triton is not installed; kernels cannot be compiled")
+    tiny_model("qwen3").config.save_pretrained(tmp_path)
+    build, compiling, compiled = started(tmp_path, monkeypatch)
+    ((arguments, decode_sizes),) = compiling.tasks
+    assert compiled == ["first", "urgent", "other"]
+    assert build._kernels.loaded is None
     assert pickle.loads(pickle.dumps(arguments)) == arguments
-    cuda_warm.StepDryRun(**arguments)
-    assert arguments["num_blocks"] == plan.num_blocks
     assert arguments["max_rows"] == decode_sizes[-1] == 8
+
+    build, compiling, compiled = started(tmp_path, monkeypatch)
+    assert compiling.tasks == []
+    assert compiled == ["first", "other"]
+    assert build._kernels.loaded is None
+
+
+def test_a_start_whose_compilation_failed_leaves_no_mark(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("triton", reason="triton is not installed; kernels cannot be compiled")
+    tiny_model("qwen3").config.save_pretrained(tmp_path)
+    for _ in range(2):
+        _, compiling, _ = started(tmp_path, monkeypatch, works=False)
+        assert len(compiling.tasks) == 1
+
+
+def test_marks_are_of_one_model_and_one_plan_and_may_be_damaged(tmp_path: Path) -> None:
+    marks = CompiledMarks(tmp_path, "model", "bfloat16")
+    assert not marks
+    marks.add("plan", [1, 2])
+    marks.add("plan", [1, 4])
+    again = CompiledMarks(tmp_path, "model", "bfloat16")
+    assert again
+    assert again.holds("plan", [1, 2])
+    assert not again.holds("plan", [1, 2, 4])
+    assert not CompiledMarks(tmp_path, "model", "float16")
+    (path,) = tmp_path.iterdir()
+    for damage in ("", "{}", "[1]", "\0"):
+        path.write_text(damage)
+        assert not again.holds("plan", [1, 2])
 
 
 @pytest.mark.gpu
@@ -297,7 +368,7 @@ def test_a_gpu_engine_starts_with_a_receipt_that_keeps_to_its_plan(tmp_path: Pat
     )
     built = build_engine(config, tmp_path)
     stages = ["plan", "import", "import kernels", "device", "weights", "cublas", "buffers", "kernels"]
-    assert list(built.budget.seconds) == [*stages, "warm-up", "limits"]
+    assert list(built.budget.seconds) == [*stages, "warm-up", "graphs", "limits"]
     assert len(built.core.runner._rows) == 0  # type: ignore[attr-defined]
     receipt = built.receipt
     assert receipt is not None

@@ -51,7 +51,7 @@ def answers(runner: CudaRunner) -> dict[str, list[int]]:
         for delta in core.step():
             assert delta.error is None
             tokens.setdefault(delta.request_id, []).extend(delta.tokens)
-    core.idle()
+    core.check_integrity()
     return tokens
 
 

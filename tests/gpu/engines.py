@@ -204,7 +204,7 @@ def answers(core: EngineCore, work: Work) -> list[list[Answer]]:
             answer.logprobs += delta.logprobs
             answer.prompt_logprobs += delta.prompt_logprobs
             answer.error = delta.error or answer.error
-    core.idle()
+    core.check_integrity()
     return list(found.values())
 
 

@@ -103,7 +103,9 @@ if deterministic:
     answer["trial"] = [launch.kernel.__name__ for launch in launches if launch.variant not in known]
     assert launches and "a prefill of 200 tokens" in words[0]
 
+runner.graphs.is_loaded = cuda_warm.first_keys(tokens).__contains__
 answer |= {"warm-up": missing(first, [8], 2, temperature=0.0), "heavy": heavy}
+runner.graphs.is_loaded = lambda key: True
 rows = len(runner._rows)
 runner.drop_sequences()
 answer["rows"] = [rows, len(runner._rows)]

@@ -8,6 +8,7 @@ import sys
 from dataclasses import asdict
 from datetime import datetime
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Literal
 
 from ridgeline.cli.flags.aliases import add_aliases
@@ -21,8 +22,9 @@ from ridgeline.cli.parsing import (
 )
 from ridgeline.engine.config import EngineConfig
 from ridgeline.lab.errors import BadInput
-from ridgeline.options import add_flags
+from ridgeline.options import add_flags, given_flags
 
+PROMPT_TOKENS, TTFT_PROMPT_TOKENS = 512, 128
 PHASES: tuple[Literal["prefill", "decode"], ...] = ("prefill", "decode")
 
 DESCRIPTION = """\
@@ -31,13 +33,18 @@ time, bytes and FLOPs beside this machine's limits. The torch and cuda backends 
 which also writes a trace for https://ui.perfetto.dev. The native library computes a step in one call: py-spy
 samples its current operator. py-spy also shows the Python around the steps.
 
-With --pid: sample a running server instead, its front and its engines."""
+With --pid: sample a running server instead, its front and its engines.
+
+With --ttft: send single requests to a running server, or to one started here for a model, and show where the
+milliseconds of a first token go, host and device, beside the limit."""
 
 EXAMPLES = """\
   ridgeline profile
   ridgeline profile smollm2-135m --phase decode --sequences 32 --context 1024
   ridgeline profile smollm2-135m --backend torch --steps 10
   ridgeline profile --pid 4242 --seconds 10 --url http://127.0.0.1:8000
+  ridgeline profile --ttft http://127.0.0.1:8000 --prompt-tokens 128
+  ridgeline profile --ttft smollm2-135m
 """
 
 
@@ -67,9 +74,8 @@ def add_parser(verbs: Verbs) -> None:
     parser.add_argument(
         "--prompt-tokens",
         type=int,
-        default=512,
         metavar="N",
-        help="prefill prompts of this many tokens (default: 512)",
+        help=f"prompts of this many tokens (default: {PROMPT_TOKENS}; with --ttft {TTFT_PROMPT_TOKENS})",
     )
     parser.add_argument(
         "--seconds",
@@ -89,6 +95,12 @@ def add_parser(verbs: Verbs) -> None:
         "--url", metavar="URL", help="with --pid: read the step records of the server at this address"
     )
     parser.add_argument(
+        "--ttft", metavar="URL|MODEL", help="profile the first tokens of this server, or of this model's"
+    )
+    parser.add_argument(
+        "--requests", type=int, default=20, metavar="N", help="with --ttft: send this many (default: 20)"
+    )
+    parser.add_argument(
         "--native", action="store_true", help="with --pid: show functions of native libraries too"
     )
     parser.add_argument(
@@ -104,6 +116,8 @@ def add_parser(verbs: Verbs) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
+    if args.ttft is not None:
+        return _first_tokens(args)
     out = args.out or Path("bench-results") / f"{datetime.now():%Y%m%d-%H%M%S}-profile"
     return _sample(args, out) if args.pid is not None else _profile(args, out)
 
@@ -119,7 +133,8 @@ def _profile(args: argparse.Namespace, out: Path) -> int:
 
     config = engine_config(args)
     phases = tuple(phase for phase in PHASES if phase in (args.phase or PHASES))
-    shape = Shape(args.sequences, args.context, args.prompt_tokens)
+    tokens = PROMPT_TOKENS if args.prompt_tokens is None else args.prompt_tokens
+    shape = Shape(args.sequences, args.context, tokens)
     request = ProfileRequest(phases, args.steps, shape, args.seconds, args.stacks, out)
     files = fetch(config.model, sys.stderr)
     built = build_engine(config, files.path)
@@ -130,6 +145,26 @@ def _profile(args: argparse.Namespace, out: Path) -> int:
     else:
         print("\n".join(profile_lines(found, args.top)))
         print(f"wrote {path}")
+    return 0
+
+
+def _first_tokens(args: argparse.Namespace) -> int:
+    from ridgeline.cli.progress import fetch
+    from ridgeline.lab.profile.first_token import first_token_lines, profile_first_tokens
+    from ridgeline.lab.tune.servers import TunedServer
+
+    if args.model is not None or args.pid is not None or args.url is not None:
+        raise BadInput("--ttft names the server or the model: leave out MODEL, --pid and --url")
+    tokens = args.prompt_tokens or TTFT_PROMPT_TOKENS
+    if args.ttft.startswith(("http://", "https://")):
+        found = profile_first_tokens(args.ttft, tokens, args.requests)
+    else:
+        fetch(args.ttft, sys.stderr)
+        print(f"starting a server of {args.ttft}", file=sys.stderr, flush=True)
+        settings = given_flags(args, "engine")
+        with TemporaryDirectory() as folder, TunedServer(args.ttft, settings, Path(folder)) as server:
+            found = profile_first_tokens(server.url, tokens, args.requests)
+    print(json.dumps(asdict(found), indent=2) if args.json else "\n".join(first_token_lines(found)))
     return 0
 
 

@@ -163,7 +163,7 @@ class LLM:
             for name in numbers:
                 core.abort(name)
             core.drain()
-            core.idle()
+            core.check_integrity()
 
     def _compiled(self, grammars: Iterable[Grammar | None]) -> dict[Grammar, Compiled]:
         """Compile all grammars. Raises InvalidRequest for one that cannot be served."""

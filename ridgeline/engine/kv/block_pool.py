@@ -12,9 +12,12 @@ more references). Called by the scheduler only; it never decides which sequence 
 from __future__ import annotations
 
 from collections import Counter, OrderedDict
-from collections.abc import Iterable, Sequence
+from collections.abc import Generator, Iterable, Iterator, Sequence
+from itertools import chain, islice
 
 from ridgeline.engine.kv.prefix_index import PrefixIndex
+
+PIECE_BLOCKS = 500  # of a check at a time: well under a millisecond
 
 
 class PoolExhausted(RuntimeError):
@@ -38,6 +41,7 @@ class BlockPool:
         self._cached: OrderedDict[int, None] = OrderedDict()  # least recently used first
         # Of the blocks that were ever used, by number; the others are free. A simulated fleet has millions.
         self._references: list[int] = []
+        self._version = 0  # of the state: a check that takes a while notices a change
 
     @property
     def num_free(self) -> int:
@@ -64,6 +68,7 @@ class BlockPool:
 
     def allocate(self) -> int:
         """A block with one reference and undefined content."""
+        self._version += 1
         if self._free:
             block = self._free.pop()
         elif len(self._references) < self.num_blocks:  # low numbers first
@@ -79,6 +84,7 @@ class BlockPool:
 
     def share(self, block: int) -> None:
         """One more reference to a held or cached block: its content must not change from now on."""
+        self._version += 1
         if self.references(block) == 0:
             if block not in self._cached:
                 raise PoolCorrupted(f"block {block} is free and has no content to share")
@@ -91,6 +97,7 @@ class BlockPool:
         Last block first, so that a prefix is evicted after its continuations: a lookup stops at the first
         gap.
         """
+        self._version += 1
         for block in reversed(table):
             if self.references(block) == 0:
                 raise PoolCorrupted(f"block {block} was released but is not held")
@@ -100,6 +107,7 @@ class BlockPool:
 
     def drop_cached(self) -> int:
         """Drop every cached prefix; held blocks stay held. Returns how many cached blocks became free."""
+        self._version += 1
         dropped = len(self._cached)
         self._free.extend(self._cached)
         self._cached.clear()
@@ -108,30 +116,64 @@ class BlockPool:
 
     def check_integrity(self, tables: Iterable[Sequence[int]]) -> None:
         """Raise PoolCorrupted unless the pool agrees with the block tables of all live sequences."""
+        for _ in self.integrity_pieces(tables):
+            pass
+
+    def integrity_pieces(self, tables: Iterable[Sequence[int]]) -> Generator[None, None, bool]:
+        """As `check_integrity`, a piece of the blocks at a time: a pool may have a hundred thousand. Returns
+        False, without a verdict, if the pool or its index changes meanwhile."""
+        began, used = self._changes, len(self._references)
         held = Counter(block for table in tables for block in table)
-        free = Counter(self._free)
-        free.update(range(len(self._references), self.num_blocks))
-        for block in range(self.num_blocks):
-            references = self.references(block)
-            states = (free[block], int(block in self._cached), int(references > 0))
-            if sum(states) != 1:
-                raise PoolCorrupted(
-                    f"block {block} must be in exactly one state: free, cached, held = {states}"
-                )
-            if held[block] != references:
-                raise PoolCorrupted(
-                    f"block {block} has {references} references, but {held[block]} live tables name it"
-                )
-            if (block in self._cached) > (block in self.index):
-                raise PoolCorrupted(f"block {block} is cached but not in the prefix index")
-            if free[block] and block in self.index:
-                raise PoolCorrupted(f"block {block} is free but still in the prefix index")
-        for name, block in self.index.entries():
-            if self.index.hash_of(block) != name:
-                raise PoolCorrupted(f"hash {name.hex()} maps to block {block}, which has a different hash")
+        free, strays = Counter[int](), {block for block in held if block >= used}
+        # Blocks that were never used are free; what names one of them is checked with the others.
+        for batch in chain(_batches(self._free), _batches(self._cached), _batches(self.index.blocks())):
+            strays.update(block for block in batch if block >= used)
+            yield
+            if self._changes != began:
+                return False
+        for batch in _batches(self._free):
+            free.update(batch)
+            yield
+            if self._changes != began:
+                return False
+        for batch in _batches(chain(range(used), sorted(strays))):
+            for block in batch:
+                self._check_block(block, held[block], free[block] + (block >= used))
+            yield
+            if self._changes != began:
+                return False
+        if not self.index.is_one_to_one:
+            raise PoolCorrupted("two hashes of the prefix index map to one block")
+        return True
+
+    @property
+    def _changes(self) -> tuple[int, int]:
+        return self._version, self.index.version
+
+    def _check_block(self, block: int, held: int, free: int) -> None:
+        """held: times that live tables name it; free: times that it is free."""
+        references = self.references(block)
+        is_cached, is_indexed = block in self._cached, block in self.index
+        if free + is_cached + (references > 0) != 1:
+            states = (free, int(is_cached), int(references > 0))
+            raise PoolCorrupted(f"block {block} must be in exactly one state: free, cached, held = {states}")
+        if held != references:
+            raise PoolCorrupted(f"block {block} has {references} references, but {held} live tables name it")
+        if is_cached and not is_indexed:
+            raise PoolCorrupted(f"block {block} is cached but not in the prefix index")
+        if free and is_indexed:
+            raise PoolCorrupted(f"block {block} is free but still in the prefix index")
+        if is_indexed and not self.index.agrees_on(block):
+            raise PoolCorrupted(f"block {block} has a hash that maps to another block")
 
     def _retire(self, block: int) -> None:
         if block in self.index:
             self._cached[block] = None
         else:
             self._free.append(block)
+
+
+def _batches(values: Iterable[int]) -> Iterator[list[int]]:
+    values = iter(values)
+    while batch := list(islice(values, PIECE_BLOCKS)):
+        yield batch

@@ -7,7 +7,7 @@ reads and fills the index; the block pool removes evicted blocks. It never decid
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from hashlib import blake2b
 from struct import pack
 
@@ -27,6 +27,7 @@ class PrefixIndex:
         self._model_salt = model_salt
         self._block_of: dict[bytes, int] = {}
         self._hash_of: dict[int, bytes] = {}
+        self.version = 0  # grows with every change
         # Hashes that came or went since a reader last took it, and whether they are indexed now. None: no
         # reader.
         self.journal: dict[bytes, bool] | None = None
@@ -65,6 +66,7 @@ class PrefixIndex:
 
     def insert(self, name: bytes, block: int) -> bool:
         """Add `block` to the index. False if a block with the same content is indexed; that one stays."""
+        self.version += 1
         known = self._block_of.setdefault(name, block)
         if known != block:
             return False
@@ -78,6 +80,7 @@ class PrefixIndex:
 
     def forget(self, block: int) -> None:
         """Remove a block whose content is about to change."""
+        self.version += 1
         name = self._hash_of.pop(block, None)
         if name is not None:
             del self._block_of[name]
@@ -85,6 +88,7 @@ class PrefixIndex:
                 self.journal[name] = False
 
     def clear(self) -> None:
+        self.version += 1
         if self.journal is not None:
             self.journal.update(dict.fromkeys(self._block_of, False))
         self._block_of.clear()
@@ -95,6 +99,18 @@ class PrefixIndex:
 
     def entries(self) -> list[tuple[bytes, int]]:
         return list(self._block_of.items())
+
+    def blocks(self) -> Iterable[int]:
+        """Every block that a hash maps to."""
+        return self._block_of.values()
+
+    @property
+    def is_one_to_one(self) -> bool:
+        return len(self._block_of) == len(self._hash_of)
+
+    def agrees_on(self, block: int) -> bool:
+        """Whether the hash of this block maps to it."""
+        return self._block_of.get(self._hash_of[block]) == block
 
     def __contains__(self, block: int) -> bool:
         return block in self._hash_of

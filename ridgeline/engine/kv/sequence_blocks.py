@@ -7,7 +7,7 @@ a sequence's block table. No other module changes a block table.
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Collection
+from collections.abc import Collection, Generator
 
 from ridgeline.engine.kv.block_pool import BlockPool, PoolCorrupted
 from ridgeline.engine.schedule.request import SeqState, Sequence
@@ -108,9 +108,12 @@ class SequenceBlocks:
         self.pool.release(seq.block_table)
         seq.block_table = []
 
-    def check_integrity(self, holders: Collection[Sequence]) -> None:
-        """Raise PoolCorrupted unless exactly `holders` own the held blocks, each its own."""
-        self.pool.check_integrity(seq.block_table for seq in holders)
+    def integrity_pieces(self, holders: Collection[Sequence]) -> Generator[None, None, bool]:
+        """The pool's check, in pieces: exactly `holders` own the held blocks."""
+        return self.pool.integrity_pieces([list(seq.block_table) for seq in holders])
+
+    def check_sequences(self, holders: Collection[Sequence]) -> None:
+        """Raise PoolCorrupted unless each of `holders` has the blocks that it needs, in its own order."""
         for seq in holders:
             least = self.pool.blocks_for(seq.num_computed + seq.in_flight)
             most = self.pool.blocks_for(len(seq.tokens) + seq.pending + seq.drafted)

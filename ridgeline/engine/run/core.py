@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Generator
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -28,6 +28,9 @@ from ridgeline.telemetry.step_ring import StepRing
 log = logging.getLogger(__name__)
 
 
+QUIET_S = 0.02  # without a step, before idle work begins
+
+
 @dataclass(slots=True)
 class StepInFlight:
     """A step launched on the runner and not yet applied."""
@@ -36,6 +39,7 @@ class StepInFlight:
     planned_from: float
     launched_at: float
     launched_step: Any = None  # what the runner's `launch` returned
+    launch_s: float = 0.0
 
 
 class EngineCore:
@@ -61,6 +65,7 @@ class EngineCore:
         self._clock = clock
         self.last_step_end = 0.0
         self._checked = True  # nothing has changed since the last integrity check
+        self._check: Generator[None, None, bool] | None = None  # under way
         self.grammars = grammars
         self.speculation = speculation
         self._grammar_queue = GrammarQueue()  # requests whose grammar is being compiled
@@ -181,6 +186,7 @@ class EngineCore:
                 raise
             except Exception as error:
                 return deltas + self._recover(step, error, device)
+            step.launch_s = self._clock() - step.launched_at
             self._steps_in_flight.append(step)
         if self._steps_in_flight and (step is None or len(self._steps_in_flight) > self.scheduler.lookahead):
             deltas += self._collect(device)
@@ -193,14 +199,33 @@ class EngineCore:
         return self._collect_all(self._device) if self._device is not None else []
 
     def idle(self) -> bool:
-        """Called when there is nothing to do: checks that no block was lost.
+        """Called when there is nothing to do: after a while, does a small piece of checking that no block was
+        lost, then of the runner's idle work. A user whose requests follow each other never meets it.
 
-        Returns True if the runner has more idle work.
+        Returns True if there may be more of it.
         """
+        if self._clock() < self.last_step_end + QUIET_S:
+            return True
         if not self._checked:
-            self.scheduler.check_integrity()
-            self._checked = True
+            self._check_piece()
+            return True
         return self._device is not None and self._device.idle()
+
+    def check_integrity(self) -> None:
+        """All of the check at once."""
+        self.scheduler.check_integrity()
+        self._checked, self._check = True, None
+
+    def _check_piece(self) -> None:
+        if self._check is None:
+            self._check = self.scheduler.integrity_pieces()
+        try:
+            next(self._check)
+        except StopIteration as end:
+            self._checked, self._check = end.value, None  # False: something changed meanwhile
+        except BaseException:
+            self._check = None
+            raise
 
     def stats(self) -> EngineStats:
         stats = self.scheduler.stats()
@@ -355,4 +380,5 @@ def _record(step: StepInFlight, last_end: float, ended: float) -> StepRecord:
         wall_s=ended - step.launched_at,
         schedule_s=step.launched_at - step.planned_from,
         busy_s=ended - max(step.launched_at, last_end),
+        launch_s=step.launch_s,
     )

@@ -58,6 +58,10 @@ if TYPE_CHECKING:
 log = logging.getLogger("ridgeline.engine")
 
 IDLE_WAIT_S = 0.5
+# Between two pieces of idle work the loop sleeps: a thread that never lets go of Python's lock would keep the
+# socket's thread from reading a request, for milliseconds at a time.
+PIECE_PAUSE_S = 0.001
+SWITCH_S = 0.0005  # for which a thread may hold Python's lock while another one wants it (Python: 0.005)
 
 
 class EngineLoop:
@@ -78,7 +82,7 @@ class EngineLoop:
         self._index = built.core.scheduler.index
         self._watchers: set[int] = set()  # connections that are told of the prefix cache
         self._stopping = False
-        self._idle_timeout_s = 0.0  # 0 while there may be idle work to do
+        self._idle_timeout_s = PIECE_PAUSE_S
         if self._core.grammars is not None:
             self._core.grammars.on_done = lambda: socket.arrivals.put((-1, Woken()))
 
@@ -97,7 +101,7 @@ class EngineLoop:
                 if self._index.journal:
                     self._publish_prefixes()
             else:
-                self._idle_timeout_s = 0.0 if self._core.idle() else IDLE_WAIT_S
+                self._idle_timeout_s = PIECE_PAUSE_S if self._core.idle() else IDLE_WAIT_S
                 if os.getppid() != self._parent:
                     log.warning("the server process has exited; stopping")
                     return
@@ -231,6 +235,7 @@ def main() -> int:
     except (ModelError, EngineError, OptionError) as error:
         logs.fail(f"ridgeline: {error}")
         return EXIT_CANNOT_START
+    sys.setswitchinterval(SWITCH_S)
     gc.freeze()  # objects created so far stay alive; scanning them again would delay a step
     if loop is None:
         socket = EngineSocket(Path(args.socket))

@@ -6,7 +6,7 @@ Run by the engine when it idles, and by tests after every step. It changes nothi
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Generator, Iterable
 
 from ridgeline.engine.kv.block_pool import PoolCorrupted
 from ridgeline.engine.kv.sequence_blocks import SequenceBlocks
@@ -15,20 +15,23 @@ from ridgeline.engine.schedule.service_order import ServiceOrder
 from ridgeline.engine.schedule.step import StepPlan
 
 
-def check_integrity(
+def integrity_pieces(
     blocks: SequenceBlocks,
     running: ServiceOrder,
     waiting: ServiceOrder,
     draining: Collection[Sequence],
     in_flight: Iterable[StepPlan],
     requests: Iterable[list[Sequence]],
-) -> None:
-    """Raise PoolCorrupted if an invariant is broken.
+) -> Generator[None, None, bool]:
+    """Raise PoolCorrupted if an invariant is broken; a generator, so that work can come in between. Returns
+    False, without a verdict, if something changed meanwhile.
 
     draining: finished, while steps in flight still write their blocks
     requests: the samples of each request that has a live one
     """
-    blocks.check_integrity([*running, *draining])
+    if not (yield from blocks.integrity_pieces([*running, *draining])):
+        return False
+    blocks.check_sequences([*running, *draining])
     for seq in running:
         ahead = seq.num_computed + seq.in_flight - seq.drafted
         length = len(seq.tokens) + seq.pending
@@ -46,6 +49,7 @@ def check_integrity(
             awaits_prompt = seq.index > 0 and not samples[0].num_output
             if seq not in placed and seq.state is not SeqState.FINISHED and not awaits_prompt:
                 raise PoolCorrupted(f"{seq.name} was accepted but is not in any list")
+    return True
 
 
 def _check_flights(

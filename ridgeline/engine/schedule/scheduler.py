@@ -14,6 +14,7 @@ from __future__ import annotations
 import math
 import random
 from collections import deque
+from collections.abc import Generator
 from operator import attrgetter
 
 from ridgeline.engine.errors import InvalidRequest, QueueFull
@@ -23,7 +24,7 @@ from ridgeline.engine.kv.sequence_blocks import SequenceBlocks
 from ridgeline.engine.schedule.admission import Admission
 from ridgeline.engine.schedule.forecast import OutputLengths
 from ridgeline.engine.schedule.intake import SchedulerLimits, make_sequences, refuse_unservable
-from ridgeline.engine.schedule.integrity import check_integrity
+from ridgeline.engine.schedule.integrity import integrity_pieces
 from ridgeline.engine.schedule.request import FinishReason, Request, SeqState, Sequence, is_background
 from ridgeline.engine.schedule.sequence_states import SequenceStates
 from ridgeline.engine.schedule.step import RowResult, SeqDelta, StepPlan, StepResult, StepRow
@@ -384,7 +385,13 @@ class Scheduler:
 
     def check_integrity(self) -> None:
         """Raise PoolCorrupted unless every block and every sequence is where it must be."""
-        check_integrity(
+        for _ in self.integrity_pieces():
+            pass
+
+    def integrity_pieces(self) -> Generator[None, None, bool]:
+        """As `check_integrity`, in pieces of under a millisecond. The scheduler may go on between two of
+        them: then it returns False, without a verdict."""
+        return integrity_pieces(
             self.blocks,
             self.running,
             self.waiting,

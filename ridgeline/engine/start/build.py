@@ -126,7 +126,10 @@ def build_engine(
             loaded.before_first_step()
     with budget.stage("warm-up"):
         _warm_up(core, plan)
-        core.start_counting_experts()
+    if loaded.after_warm_up is not None:
+        with budget.stage("graphs"):
+            loaded.after_warm_up()
+    core.start_counting_experts()
     with budget.stage("limits"):
         limits = backend.limits().as_dict()
     budget.bytes["weights"] = loaded.weights_bytes

@@ -1,8 +1,8 @@
-"""Compiles the kernels of larger steps in a child process while the engine serves.
+"""Compiles the kernels of larger steps in child processes while the engine serves.
 
-Compiling holds the GIL too often to run in the engine's process. The child dry-runs the steps (see
-`run.cuda.warm`) and compiles what they launch into Triton's disk cache, where the engine finds it on first
-use. It opens no GPU: it is told the target architecture. It never outlives the engine.
+Compiling holds the GIL too often to run in the engine's process. Children dry-run the steps (see
+`run.cuda.warm`) and compile what they launch into Triton's disk cache, where the engine finds it. They open
+no GPU: they are told the target architecture. They never outlive the engine.
 """
 
 from __future__ import annotations
@@ -29,28 +29,76 @@ NICENESS = 10
 PARENT_POLL_S = 0.25
 
 
-def compile_ahead(dry_run: dict[str, Any], decode_sizes: list[int]) -> None:
-    """Let the child compile what a `StepDryRun` with these arguments launches; returns when it has ended.
-    Errors are only logged: the engine compiles what is missing from the cache."""
-    try:
-        answer = _answer(pickle.dumps((os.getpid(), dry_run, decode_sizes)))
-    except Exception as error:
-        log.warning("could not compile kernels ahead: %s", _in_a_line(error))
-        return
-    log.info("%d kernels compiled ahead in %.1f s", answer["kernels"], answer["seconds"])
-    if answer["errors"]:
-        first, count = answer["errors"][0], len(answer["errors"])
-        log.warning("could not compile %d kernels ahead; the first error: %s", count, first)
+class CompilingProcesses:
+    """Child processes that compile a start's kernels into Triton's disk cache, a share each. They import what
+    they need at once, and begin when `compile` tells them for what."""
+
+    def __init__(self, count: int | None = None) -> None:
+        self.urgent_done = threading.Event()  # also set if it cannot be done
+        self._error: Exception | None = None
+        self._children: list[subprocess.Popen[bytes]] = []
+        try:
+            for _ in range(count or default_count()):
+                self._children.append(_start())
+        except Exception as error:
+            self._error = error
+        atexit.register(self.end)
+
+    def compile(self, dry_run: dict[str, Any], decode_sizes: list[int]) -> bool:
+        """Compile what a `StepDryRun` with these arguments launches; returns when all have ended, True if
+        nothing is missing. Errors are only logged: the engine compiles what is missing from the cache."""
+        try:
+            answers = self._answers(dry_run, decode_sizes)
+        except Exception as error:
+            log.warning("could not compile kernels ahead: %s", _in_a_line(error))
+            return False
+        finally:
+            self.urgent_done.set()
+            self.end()
+            atexit.unregister(self.end)
+        kernels, seconds = sum(each["kernels"] for each in answers), max(each["seconds"] for each in answers)
+        log.info("%d kernels compiled ahead in %.1f s", kernels, seconds)
+        errors = [error for each in answers for error in each["errors"]]
+        if errors:
+            log.warning("could not compile %d kernels ahead; the first error: %s", len(errors), errors[0])
+        return not errors
+
+    def _answers(self, dry_run: dict[str, Any], decode_sizes: list[int]) -> list[dict[str, Any]]:
+        if self._error is not None:
+            raise self._error
+        shares = len(self._children)
+        for share, child in enumerate(self._children):
+            assert child.stdin is not None
+            with contextlib.suppress(BrokenPipeError):  # its status tells why
+                child.stdin.write(pickle.dumps((os.getpid(), dry_run, decode_sizes, share, shares)))
+                child.stdin.close()
+        first_lines = [_line(child) for child in self._children]  # each once its urgent kernels are there
+        self.urgent_done.set()
+        return [_answer(child, line) for child, line in zip(self._children, first_lines, strict=True)]
+
+    def end(self) -> None:
+        for child in self._children:
+            if child.poll() is None:
+                with contextlib.suppress(ProcessLookupError):
+                    os.killpg(child.pid, signal.SIGKILL)
+                child.wait()
+            if child.stdout is not None:
+                child.stdout.close()
 
 
-def _answer(task: bytes) -> dict[str, Any]:
+def default_count() -> int:
+    """Of processes: on many cores several, since one compiles hardly more than two kernels at a time."""
+    return max(1, min(8, (os.cpu_count() or 1) // 2))
+
+
+def _start() -> subprocess.Popen[bytes]:
     from ridgeline.ops.cuda.dependent_launch import ASSUMED_CAPABILITY, capability
 
     environment = {**os.environ, ASSUMED_CAPABILITY: str(capability() or 0), "CUDA_VISIBLE_DEVICES": ""}
     # The package that runs here, wherever it was imported from.
     paths = [str(Path(__file__).resolve().parents[3]), os.environ.get("PYTHONPATH", "")]
     environment["PYTHONPATH"] = os.pathsep.join(filter(None, paths))
-    child = subprocess.Popen(
+    return subprocess.Popen(
         PROGRAM,
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
@@ -59,37 +107,43 @@ def _answer(task: bytes) -> dict[str, Any]:
         start_new_session=True,  # a process group that ends with it: Triton runs ptxas and a C compiler
     )
 
-    def end() -> None:
-        if child.poll() is None:
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(child.pid, signal.SIGKILL)
 
-    atexit.register(end)
-    try:
-        said, _ = child.communicate(task)
-    finally:
-        atexit.unregister(end)
-    if child.returncode:
+def _line(child: subprocess.Popen[bytes]) -> bytes:
+    assert child.stdout is not None
+    return child.stdout.readline()
+
+
+def _answer(child: subprocess.Popen[bytes], first_line: bytes) -> dict[str, Any]:
+    """The last line that it wrote."""
+    assert child.stdout is not None
+    said = (first_line + child.stdout.read()).splitlines()
+    if child.wait():
         raise RuntimeError(f"the compiling process exited with status {child.returncode}")
-    answer: dict[str, Any] = json.loads(said.splitlines()[-1])
+    if not said:
+        raise RuntimeError("the compiling process ended without an answer")
+    answer: dict[str, Any] = json.loads(said[-1])
     if "failure" in answer:
         raise RuntimeError(answer["failure"])
     return answer
 
 
 def main() -> None:
-    """The child process: reads its task from standard input; the last line of its output is the answer."""
+    """The child process: reads its task from standard input. Its first line of output says that the urgent
+    kernels of its share are there, the last is its answer."""
     os.nice(NICENESS)
-    parent, dry_run, decode_sizes = pickle.load(sys.stdin.buffer)
+    with contextlib.suppress(Exception):  # the task finds out
+        from ridgeline.engine.run.cuda import warm as cuda_warm  # noqa: F401
+    parent, dry_run, decode_sizes, share, shares = pickle.load(sys.stdin.buffer)
     threading.Thread(target=_end_with, args=(parent,), daemon=True).start()
     try:
-        answer = _compile(dry_run, decode_sizes)
+        answer = _compile(dry_run, decode_sizes, share, shares)
     except Exception as error:
         answer = {"failure": _in_a_line(error)}
+        print(flush=True)
     print(json.dumps(answer), flush=True)
 
 
-def _compile(arguments: dict[str, Any], decode_sizes: list[int]) -> dict[str, Any]:
+def _compile(arguments: dict[str, Any], decode_sizes: list[int], share: int, shares: int) -> dict[str, Any]:
     from ridgeline.engine.run.cuda import warm as cuda_warm
     from ridgeline.ops.cuda.attention import prefill_specialized
     from ridgeline.ops.cuda.dependent_launch import capability
@@ -99,10 +153,20 @@ def _compile(arguments: dict[str, Any], decode_sizes: list[int]) -> dict[str, An
     compile_for(capability() or 0)
     # The number affects grids, never kernels; querying it would open the GPU.
     prefill_specialized._multiprocessors = lambda device: 1  # type: ignore[assignment]
-    launches = cuda_warm.other_kernels(cuda_warm.StepDryRun(**arguments), decode_sizes)
-    errors = compile_all(launches, threads=max(2, min(8, (os.cpu_count() or 1) // 2)))
+    dry_run = cuda_warm.StepDryRun(**arguments)
+    # The engine compiles the first kernels itself meanwhile.
+    known = {launch.variant for launch in cuda_warm.first_kernels(dry_run)}
+    urgent = [each for each in cuda_warm.urgent_kernels(dry_run, decode_sizes) if each.variant not in known]
+    urgent = urgent[share::shares]
+    threads = max(2, min(8, (os.cpu_count() or 1) // (2 * shares)))
+    errors = compile_all(urgent, threads)
+    print(flush=True)
+    everything = cuda_warm.other_kernels(dry_run, decode_sizes)
+    known |= {launch.variant for launch in cuda_warm.urgent_kernels(dry_run, decode_sizes)}
+    rest = [launch for launch in everything if launch.variant not in known][share::shares]
+    errors += compile_all(rest, threads)
     return {
-        "kernels": len(launches) - len(errors),
+        "kernels": len(urgent) + len(rest) - len(errors),
         "seconds": time.monotonic() - started,
         "errors": [_in_a_line(error) for error in errors],
     }

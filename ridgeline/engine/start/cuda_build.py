@@ -13,13 +13,13 @@ import os
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
-from threading import Thread
 from typing import TYPE_CHECKING, Any
 
 from ridgeline.engine.config import EngineConfig
 from ridgeline.engine.errors import BackendUnavailable, InvalidConfig
 from ridgeline.engine.limits.machine_limits import MeasuredLimits, limits_of
-from ridgeline.engine.start.compile_ahead import compile_ahead
+from ridgeline.engine.start.compiled_marks import CompiledMarks
+from ridgeline.engine.start.cuda_kernels import KernelLoading
 from ridgeline.engine.start.cuda_preload import (
     clear_cublas,
     in_thread,
@@ -60,8 +60,9 @@ DTYPE_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 NORM_BYTES = 4  # norms are float32 for every model
 # Memory not allocated here: kernel modules, cuBLAS and its workspace; a graph's nodes and arguments.
 LIBRARY_BYTES = 384 << 20
-GRAPH_BUCKETS = 40  # most batch sizes that decode steps are captured for
+GRAPH_BUCKETS = 72  # shapes of steps that are captured: batch sizes, prompts, some of both
 GRAPH_BYTES, GRAPH_LAYER_BYTES = 896 << 20, 64 << 10  # fixed, and per layer of each bucket
+GRAPHS_S = 1.5  # for capturing the first graphs before the engine is ready; idle time does the rest
 TRIAL_ROWS, TRIAL_TOKENS = 8, 512  # the steps that measure the cost of --deterministic
 
 Stage = Callable[[str], AbstractContextManager[None]]
@@ -83,7 +84,6 @@ class CudaBuild:
                 f"{self._dtype}. Leave the flag out, or set both with --weights"
             )
         self._device = _Device()
-        self._ahead: Thread | None = None  # compiles what larger steps need while the engine serves
 
     @property
     def weights_bytes(self) -> int:
@@ -107,6 +107,14 @@ class CudaBuild:
         if self._config.load_format != "dummy":
             in_thread(read_ahead, self._path)
         context = in_thread(make_context)
+        marks = CompiledMarks(
+            Path(os.environ["TRITON_CACHE_DIR"]),
+            self._spec,
+            self._dtype,
+            self._stored_experts,
+            os.environ.get("RIDGELINE_PDL"),
+        )
+        self._kernels = KernelLoading(marks)
         self._compiler = in_thread(preload_compiler)
         import torch
 
@@ -120,6 +128,7 @@ class CudaBuild:
         with self._stage("device"):
             context.join()
             self._device.open()
+            self._kernels.begin()
 
     def footprint(self, sizes: StepSizes) -> Footprint:
         config, spec = self._config, self._spec
@@ -158,7 +167,7 @@ class CudaBuild:
                 kernels.join()
             with self._stage("trial"):
                 notes += (f"deterministic: {self._cost_of_determinism(runner, plan)}",)
-        runner.kernels_are_ready = self._kernels_are_ready
+        runner.graphs.is_loaded = self._kernels.is_loaded
         return Loaded(
             runner=runner,
             unit=device.name + ", deterministic" * self._config.deterministic,
@@ -167,6 +176,7 @@ class CudaBuild:
             weights_bytes=weights.nbytes,
             notes=notes,
             before_first_step=kernels.join,
+            after_warm_up=lambda: runner.capture_first(GRAPHS_S),
             memory=self._receipt(plan, runner.kv.nbytes),
         )
 
@@ -216,13 +226,9 @@ class CudaBuild:
         )
 
     def _warm_kernels(self, dtype: torch.dtype, plan: MemoryPlan, sizes: StepSizes) -> None:
-        """Compile, or load from the disk cache, the kernels of the first steps; then let a child process
-        compile those of larger steps while the engine serves. A kernel that fails here fails again at its
-        launch and is reported there."""
+        """A kernel that fails here fails again at its launch and is reported there."""
         try:
-            from ridgeline.engine.run.cuda import warm as cuda_warm
             from ridgeline.engine.run.cuda.graphs import ladder
-            from ridgeline.ops.cuda.recording import compile_all, distinct
 
             decode_sizes = ladder(sizes.max_running)
             wanted: dict[str, Any] = {
@@ -237,20 +243,13 @@ class CudaBuild:
                 "stored_experts": self._stored_experts,
                 "verifies": self._config.speculate not in ("auto", "off"),
             }
-            dry_runs = [cuda_warm.StepDryRun(**wanted)]
-            first = cuda_warm.first_kernels(dry_runs[0])
+            trial = None
             if self._config.deterministic:
-                dry_runs.append(cuda_warm.StepDryRun(**{**wanted, "deterministic": False}))
-                rows, tokens = min(TRIAL_ROWS, decode_sizes[-1]), min(TRIAL_TOKENS, sizes.step_tokens)
-                first = distinct(first + cuda_warm.trial_kernels(dry_runs, rows, tokens))
+                trial = min(TRIAL_ROWS, decode_sizes[-1]), min(TRIAL_TOKENS, sizes.step_tokens)
             self._compiler.join()
-            log_errors(compile_all(first))
-            self._ahead = in_thread(compile_ahead, wanted, decode_sizes)
+            self._kernels.load(wanted, decode_sizes, trial)
         except Exception as error:
             log_errors([error])
-
-    def _kernels_are_ready(self) -> bool:
-        return self._ahead is not None and not self._ahead.is_alive()
 
     def _cost_of_determinism(self, runner: CudaRunner, plan: MemoryPlan) -> str:
         from ridgeline.engine.start.cuda_trial import cost_of_determinism

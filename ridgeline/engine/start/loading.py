@@ -61,6 +61,7 @@ class Loaded:
     weights_bytes: int
     notes: tuple[str, ...] = ()  # for the start-up message
     before_first_step: Callable[[], None] | None = None  # waits for the work that ran during loading
+    after_warm_up: Callable[[], None] | None = None  # prepares what the first requests need
     memory: Callable[[], MemoryReceipt] | None = None  # of a device, when called
 
 

@@ -64,7 +64,7 @@ class PhaseLoad:
             self._core.abort(name)
         self._open.clear()
         self._core.drain()
-        self._core.idle()
+        self._core.check_integrity()
 
     def _run(self, is_enough: Callable[[int], bool]) -> Steps:
         done = samples = sampling_steps = 0

@@ -8,6 +8,7 @@ fixed arithmetic for all of them in deterministic mode.
 
 from __future__ import annotations
 
+from collections.abc import Generator, Sequence
 from functools import partial
 
 import torch
@@ -88,17 +89,35 @@ class CudaDecoder:
         dtype, valid until the next call. The hidden states of all `logit_rows` are then in buffers.normed,
         except in a step of one decode row.
         """
+        pieces = self.pieces(step)
+        while True:
+            try:
+                next(pieces)
+            except StopIteration as end:
+                logits: Tensor = end.value
+                return logits
+
+    def pieces(self, step: DeviceStep, only: Sequence[int] | None = None) -> Generator[None, None, Tensor]:
+        """As `forward`, but yields after every layer. `only`: the numbers of the layers that are computed, to
+        launch each kernel once; the result is then worth nothing."""
         self._embed(step)
+        numbers = range(len(self._layers)) if only is None else only
         if self._is_few(step):
-            self._forward_few(step)
+            yield from self._few_pieces(step, numbers)
             return self.head(step)
-        project = partial(self._project, step=step)
-        for number, layer in enumerate(self._layers[:-1]):
+        project, last = partial(self._project, step=step), len(self._layers) - 1
+        for number in numbers:
             self._keep(number, step)
-            layer.forward(step, project, self._tile)
-        self._keep(len(self._layers) - 1, step)
-        self._layers[-1].forward(step, project, self._tile, step.logit_rows)
+            rows = step.logit_rows if number == last else None
+            self._layers[number].forward(step, project, self._tile, rows)
+            yield
         return self.head(step)
+
+    @property
+    def kinds_of_layers(self) -> list[int]:
+        """Numbers of layers that together launch every kernel: the first of each kind, and the last."""
+        first = {layer: number for number, layer in reversed(list(enumerate(self.spec.layers)))}
+        return sorted({*first.values(), len(self._layers) - 1})
 
     def tap(self, layers: tuple[int, ...]) -> None:
         """Keep the inputs of these layers for a draft head. Before any graph."""
@@ -128,21 +147,21 @@ class CudaDecoder:
     def _is_few(self, step: DeviceStep) -> bool:
         return step.only_decodes and uses_gemv(step.num_tokens, deterministic=self.deterministic)
 
-    def _forward_few(self, step: DeviceStep) -> None:
+    def _few_pieces(self, step: DeviceStep, numbers: Sequence[int]) -> Generator[None]:
         """A few decode rows: layers that can be fused are. A fused layer reads the residual alone."""
-        buffers, rows = self.buffers, step.num_tokens
+        buffers, rows, last = self.buffers, step.num_tokens, len(self._layers) - 1
         residual, project = buffers.residual[:rows], partial(self._project, step=step)
-        parts = zip(self._layers, self._fused, [*self._fused[1:], None], strict=True)
-        for number, (layer, fused, following) in enumerate(parts):
+        for number in numbers:
+            layer, fused = self._layers[number], self._fused[number]
             self._keep(number, step)
-            is_last = layer is self._layers[-1]
             if fused is None:
-                layer.forward(step, project, self._tile, step.logit_rows if is_last else None)
-                continue
-            attend = partial(layer.attention.attend_decodes, step=step, bias=None)
-            fused.forward(residual, step, attend)
-            if following is None and not is_last:
-                layer.norm_for_the_next(residual, buffers.normed[:rows], self._tile)
+                layer.forward(step, project, self._tile, step.logit_rows if number == last else None)
+            else:
+                attend = partial(layer.attention.attend_decodes, step=step, bias=None)
+                fused.forward(residual, step, attend)
+                if number < last and self._fused[number + 1] is None:
+                    layer.norm_for_the_next(residual, buffers.normed[:rows], self._tile)
+            yield
 
     def logits(self, hidden: Tensor) -> Tensor:
         """Logits of normed hidden states [L, hidden]; the buffer bounds L."""
@@ -181,11 +200,12 @@ class CudaDecoder:
         )
 
     def _project(self, x: Tensor, weight: Tensor, out: Tensor, step: DeviceStep) -> Tensor:
-        """x · weightᵀ: in `out`'s first rows, or as partial sums [S, T, N] in float32 for a decode batch."""
+        """x · weightᵀ: in `out`'s first rows, or, if all rows are of one kind, as partial sums [S, T, N] in
+        float32."""
         tokens, width = len(x), len(weight)
         result = out[:tokens]
         splits = 0
-        if step.only_decodes:
+        if step.only_decodes or not step.num_decodes:
             splits = branch_splits(tokens, width, x.shape[1], dtype=x.dtype, deterministic=self.deterministic)
         if splits:
             result = self.buffers.partials[: splits * tokens * width].view(splits, tokens, width)

@@ -23,7 +23,7 @@ from ridgeline.ops.cuda.attention.shared_prefix import SharedPrefix, prefix_part
 from ridgeline.ops.cuda.prepare_step import apply_diffs, prepare_step
 
 _FROM_DEVICE = -1  # a token the device is still sampling
-_PADDING = -1  # a row without a sequence
+PADDING = -1  # a row without a sequence
 
 
 class CudaInputs:
@@ -71,7 +71,7 @@ class CudaInputs:
     def stage_verified(self, rows: list[StepRow], size: int) -> None:
         """Rows of a token and its drafts: each token as a row of its own, padded to `size` of them."""
         index_of = self._rows.index_of
-        tokens = list(chain.from_iterable(map(_known_tokens, rows)))
+        tokens = list(chain.from_iterable(map(known_tokens, rows)))
         positions = list(chain.from_iterable(range(row.start, row.start + row.count) for row in rows))
         places = list(chain.from_iterable([index_of(row.seq)] * row.count for row in rows))
         self._stage_tokens(tokens, positions, places, size)
@@ -80,7 +80,7 @@ class CudaInputs:
         self.block.begin()
         self.block.put(tokens, size)
         self.block.put(positions, size)
-        self.block.put(rows, size, fill=_PADDING)
+        self.block.put(rows, size, fill=PADDING)
 
     def stage_mixed(
         self, rows: list[StepRow], num_decodes: int, logit_tokens: list[int]
@@ -96,7 +96,7 @@ class CudaInputs:
         total = int(counts.sum())
         block = self.block
         block.begin()
-        block.put(np.fromiter(chain.from_iterable(map(_known_tokens, rows)), np.int32, total))
+        block.put(np.fromiter(chain.from_iterable(map(known_tokens, rows)), np.int32, total))
         block.put(np.arange(total, dtype=np.int32) + np.repeat(starts - firsts, counts))
         block.put(np.repeat(places, counts))
         wanted = block.view(block.put(logit_tokens), len(logit_tokens))
@@ -119,15 +119,18 @@ class CudaInputs:
 
     # ── device side ──────────────────────────────────────────────────────────────────────────────────────
 
-    def send(self, num_tokens: int) -> None:
-        """Upload the staged integers with the block table updates, and build the step's inputs from them."""
+    def send(self) -> None:
+        """Upload the staged integers with the block table updates, and apply these."""
         places, blocks = self._rows.take_differences()
         first = self.block.put([*places, *blocks])
         self.block.upload()
         staged = self.block.device
         apply_diffs(staged, first, len(places), self.tables)
+
+    def prepare(self, num_tokens: int) -> None:
+        """Build the step's inputs from what was sent. A graph may contain this."""
         prepare_step(
-            staged,
+            self.block.device,
             num_tokens,
             aligned(num_tokens),
             self.tables,
@@ -177,7 +180,7 @@ class CudaInputs:
         )
 
 
-def _known_tokens(row: StepRow) -> list[int]:
+def known_tokens(row: StepRow) -> list[int]:
     """The row's tokens. If one is still being sampled, it is the last."""
     tokens = row.tokens
     return tokens if len(tokens) == row.count else [*tokens, _FROM_DEVICE]

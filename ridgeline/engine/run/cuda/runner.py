@@ -11,7 +11,8 @@ what runs.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator
+import time
+from collections.abc import Callable, Generator, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from itertools import islice
 
@@ -19,7 +20,8 @@ import torch
 from torch import Tensor
 
 from ridgeline.engine.errors import DeviceLost, DeviceOutOfMemory
-from ridgeline.engine.run.cuda.graphs import DecodeGraphs, GraphKey, ladder
+from ridgeline.engine.run.cuda.graph_recording import GraphRecorder
+from ridgeline.engine.run.cuda.graphs import GraphKey, StepGraphs, drained, ladder
 from ridgeline.engine.run.cuda.inputs import CudaInputs
 from ridgeline.engine.run.cuda.launched_step import (
     LaunchedStep,
@@ -30,6 +32,7 @@ from ridgeline.engine.run.cuda.launched_step import (
     num_picks,
     wanted_tokens,
 )
+from ridgeline.engine.run.cuda.padded_steps import PaddedSteps
 from ridgeline.engine.run.cuda.rows import DeviceRow, DeviceRows
 from ridgeline.engine.run.cuda.sampler import DeviceSampler, Pick
 from ridgeline.engine.run.cuda.shared_rows import SharedRows
@@ -39,6 +42,7 @@ from ridgeline.engine.schedule.request import SamplingParams, Sequence
 from ridgeline.engine.schedule.step import RowResult, StepPlan, StepResult, StepRow
 from ridgeline.models.decoders.cuda import CudaDecoder
 from ridgeline.models.decoders.cuda_buffers import Buffers
+from ridgeline.models.decoders.cuda_step import DeviceStep
 from ridgeline.models.spec.model_spec import ModelSpec
 from ridgeline.models.weights.torch_weights import Weights
 from ridgeline.ops.cuda.attention.prefill_attention import tile_tokens_of
@@ -98,10 +102,16 @@ class CudaRunner:
         self._sampler = DeviceSampler(spec.eos_ids, spec.vocab_size, num_rows + SPARE_ROWS, sizes[-1], device)
         self._verified = VerifiedRows(self._rows, self._sampler, num_rows)
         self._tapped: list[Tensor] = []
-        # Set by the build, which compiles kernels ahead.
-        self.kernels_are_ready: Callable[[], bool] = lambda: True
-        # In deterministic mode decodes are computed like other rows, so no batch size needs a graph.
-        self.graphs = DecodeGraphs(self._run_decodes, sizes, cuda_graphs and on_gpu and not deterministic)
+        self._padded = PaddedSteps(self._inputs, self._rows, tile_tokens, sizes[-1])
+        # In deterministic mode every row is computed alike, in steps of any number of tokens: without graphs.
+        self.graphs = StepGraphs(
+            self._pieces,
+            self._rehearse,
+            GraphRecorder(device, dtype),
+            sizes,
+            0 if deterministic else tokens,
+            cuda_graphs and on_gpu and not deterministic,
+        )
         if on_gpu:
             torch.cuda.current_stream(device).synchronize()
 
@@ -159,22 +169,22 @@ class CudaRunner:
         return self._sampler.refusal(params)
 
     def idle(self) -> bool:
-        """Nothing to compute: capture one more graph. Returns True while there is more to capture.
-
-        Not before the kernels are compiled: a request arriving now would wait for the compiler.
-        """
-        key = self.graphs.next_missing()
-        if key is None or not self.kernels_are_ready():
-            return False
+        """Nothing to compute: one small piece of capturing the next graph. Returns True while there is
+        more."""
         try:
             with self._on_stream():
-                self._inputs.stage_decodes([], key.size)
-                self._inputs.send(key.size)
-                self.graphs.prepare(key)
+                return self.graphs.advance()
         except Exception as error:
             self._raise_if_lost(error)
-            self.graphs.disable(key, error)
-        return True
+            return True
+
+    def capture_first(self, seconds: float, clock: Callable[[], float] = time.monotonic) -> None:
+        """Capture the graphs that a few users need, before the engine is ready; no longer than `seconds`."""
+        until = clock() + seconds
+        while clock() < until and self.graphs.misses_first and self.idle():
+            pass
+        if self._stream is not None:
+            self._stream.synchronize()
 
     def expert_counts(self) -> dict[int, list[int]]:
         """Read on a separate stream: a step in flight is not waited for, and may be counted in part."""
@@ -227,10 +237,8 @@ class CudaRunner:
         # In deterministic mode decodes are computed like other rows, so that all use the same arithmetic.
         num_decodes = 0 if self.decoder.deterministic else sum(map(is_decode, rows))
         if num_decodes == len(rows):
-            self._sampler.flush()
             return self._launch_decodes(plan, order, rows)
         picks = self._picks(rows)
-        self._sampler.flush()
         if self._are_only_decoded(rows):
             return self._launch_verified(plan, order, rows, picks)
         return self._launch_mixed(plan, order, rows, num_decodes, picks)
@@ -251,18 +259,9 @@ class CudaRunner:
         self._inputs.stage_decodes(rows, size, tiles)
         picks = self._picks(rows)
         staged = self._stage_picks(picks)
-        self._send(plan, size)
+        self._send(plan)
         logits = self.graphs.step(GraphKey(size, tiles is not None))
         return LaunchedStep(plan, order, rows, logits, picks, staged, [None] * len(rows))
-
-    def _run_decodes(self, key: GraphKey) -> Tensor:
-        """Compute a padded decode batch from the permanent buffers. This is what graphs capture."""
-        prefix = (
-            self._inputs.prefix(key.size, self._shared.num_tiles(key.size)) if key.shares_prefix else None
-        )
-        size = key.size
-        step = self._inputs.step(size, size, size, prefix=prefix, verifies=key.verifies)
-        return self.decoder.forward(step)
 
     def _launch_verified(
         self, plan: StepPlan, order: list[int], rows: list[StepRow], picks: list[Pick]
@@ -271,9 +270,34 @@ class CudaRunner:
         size = self.graphs.padded(len(picks))
         self._inputs.stage_verified(rows, size)
         staged = self._stage_picks(picks)
-        self._send(plan, size)
+        self._send(plan)
         logits = self.graphs.step(GraphKey(size, verifies=True))
         return LaunchedStep(plan, order, rows, logits, picks, staged, [None] * len(rows))
+
+    def _device_step(self, key: GraphKey) -> DeviceStep:
+        """A padded step's inputs, in the permanent buffers."""
+        if key.prompt_tokens:
+            return self._padded.step(key)
+        tiles = self._shared.num_tiles(key.size)
+        prefix = self._inputs.prefix(key.size, tiles) if key.shares_prefix else None
+        return self._inputs.step(key.size, key.size, key.size, prefix=prefix, verifies=key.verifies)
+
+    def _pieces(self, key: GraphKey, only: list[int] | None = None) -> Generator[None, None, Tensor]:
+        """Compute a padded step from what was sent. This is what graphs capture."""
+        self._inputs.prepare(key.size + key.prompt_tokens)
+        return (yield from self.decoder.pieces(self._device_step(key), only))
+
+    def _rehearse(self, key: GraphKey) -> Iterator[None]:
+        """Launch each kernel of a padded step once, on padding. The buffers may hold the inputs of another
+        step when this continues, so every piece brings its own."""
+        for number in self.decoder.kinds_of_layers:
+            if key.prompt_tokens:
+                self._padded.stage_padding(key)
+            else:
+                self._inputs.stage_decodes([], key.size)
+            self._inputs.send()
+            drained(self._pieces(key, only=[number]))
+            yield
 
     def _launch_mixed(
         self,
@@ -284,18 +308,27 @@ class CudaRunner:
         picks: list[Pick],
     ) -> LaunchedStep:
         logit_tokens, scored = wanted_tokens(rows)
+        # A draft head's inputs are kept by token: they are not moved by padding.
+        if self.decoder.tapped is None:
+            key, decodes = self._padded.shape(self.graphs, rows, num_decodes, len(logit_tokens))
+            if key is not None:
+                self._padded.stage(key, rows, decodes, logit_tokens)
+                staged = self._stage_picks(picks)
+                self._send(plan)
+                return LaunchedStep(plan, order, rows, self.graphs.step(key), picks, staged, scored)
         prefill, logit_rows = self._inputs.stage_mixed(rows, num_decodes, logit_tokens)
         staged = self._stage_picks(picks)
         tokens = sum(row.count for row in rows)
-        self._send(plan, tokens)
+        self._send(plan)
+        self._inputs.prepare(tokens)
         step = self._inputs.step(tokens, num_decodes, len(picks), prefill, logit_rows)
         return LaunchedStep(plan, order, rows, self.decoder.forward(step), picks, staged, scored)
 
-    def _send(self, plan: StepPlan, tokens: int) -> None:
-        """Upload the step's integers, build its inputs from them, and copy blocks before they are written."""
+    def _send(self, plan: StepPlan) -> None:
+        """Upload the step's integers, and copy blocks before they are written."""
         sources = self._inputs.stage([copy.source for copy in plan.copies])
         targets = self._inputs.stage([copy.target for copy in plan.copies])
-        self._inputs.send(tokens)
+        self._inputs.send()
         copy_blocks(self.kv, sources, targets)
 
     def _picks(self, rows: list[StepRow]) -> list[Pick]:
@@ -315,6 +348,7 @@ class CudaRunner:
     def _choose(self, launched: LaunchedStep) -> None:
         """Sample the step's tokens from its logits, then score the prompts, which overwrites the logits."""
         picks, logits = launched.picks, launched.logits
+        self._sampler.flush()  # here, while the forward pass runs
         if picks and logits is not None:
             last_tokens = self._inputs.last_tokens
             launched.samples = self._sampler.sample(

@@ -9,13 +9,21 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
+from ridgeline.engine.run.cuda.graphs import (
+    FIRST_DECODES,
+    MIXED_DECODES,
+    MIXED_TOKENS,
+    PROMPT_TOKENS,
+    GraphKey,
+)
+from ridgeline.engine.run.cuda.padded_steps import PLAN_ROWS, PROMPT_ROWS, most_tiles
 from ridgeline.models.decoders.cuda import CudaDecoder
 from ridgeline.models.decoders.cuda_buffers import Buffers
 from ridgeline.models.decoders.cuda_step import DeviceStep
 from ridgeline.models.spec.model_spec import ModelSpec
 from ridgeline.models.weights.torch_weights import allocate_weights
 from ridgeline.ops.cuda.attention.prefill_attention import tile_tokens_of
-from ridgeline.ops.cuda.attention.prefill_plan import plan_prefill
+from ridgeline.ops.cuda.attention.prefill_plan import ROW_FIELDS, PrefillViews, plan_prefill
 from ridgeline.ops.cuda.attention.prefix_groups import LEAST_ROWS
 from ridgeline.ops.cuda.attention.shared_prefix import SharedPrefix, prefix_parts, rows_per_tile
 from ridgeline.ops.cuda.blocks import copy_blocks
@@ -37,6 +45,8 @@ OTHER_ROWS = (
     RowParams(bias={0: 1.0}, top_p=0.9),
 )
 PROMPTS = (1, 3, 16, 17, 32, 65, 100, 128, 300, 512, 1040, 2048, 4097)  # tokens
+# Shapes of the first steps: as few kernels as answer any prompt of up to a thousand tokens.
+FIRST_PROMPTS = (256, 1024)
 
 
 class StepDryRun:
@@ -101,6 +111,15 @@ class StepDryRun:
         step = self._step(tokens, decodes, logits, prefill=views, logit_rows=_ints(logits))
         return recorded(lambda: self._decoder.forward(step))
 
+    def padded(self, tokens: int, decodes: int = 0) -> list[Launch]:
+        """A step in the shape of a graph: decode rows, and this many tokens of prompts."""
+        logits = min(decodes + PROMPT_ROWS, self.max_rows)
+        tiles = _ints(most_tiles(tokens, self._tile_tokens), 2)
+        rows = _ints(PLAN_ROWS, ROW_FIELDS)
+        views = PrefillViews(rows, tiles, _ints(0, 2), self._tile_tokens, 0, 0.0)
+        step = self._step(tokens + decodes, decodes, logits, prefill=views, logit_rows=_ints(logits))
+        return recorded(lambda: self._decoder.forward(step))
+
     def inputs(self) -> list[Launch]:
         """The kernels before a step, which read the host's integers."""
         staged, tokens = _ints(4096), _ints(16)
@@ -160,10 +179,33 @@ def _ints(*shape: int) -> Tensor:
 
 
 def first_kernels(dry_run: StepDryRun) -> list[Launch]:
-    """The kernels for a short prompt and one stream, needed before any request can be answered."""
-    one = dry_run.prompts([1]) if dry_run.deterministic else dry_run.decodes(1)
-    launches = distinct(dry_run.prompts([8]) + one + dry_run.inputs() + dry_run.samples(1))
+    """The kernels for any short prompt and one stream, needed before any request can be answered."""
+    if dry_run.deterministic:
+        steps = dry_run.prompts([8]) + dry_run.prompts([1])
+    else:
+        steps = dry_run.decodes(1)
+        for tokens in first_prompts(dry_run.step_tokens):
+            steps += dry_run.padded(tokens)
+    launches = distinct(steps + dry_run.inputs() + dry_run.samples(1))
     return sorted(launches, key=lambda launch: "attend" not in launch.kernel.__name__)  # they take longest
+
+
+def first_prompts(step_tokens: int) -> list[int]:
+    """Sizes of the padded steps that `first_kernels` is for; where steps are smaller, the largest there
+    is."""
+    sizes = [size for size in PROMPT_TOKENS if size <= step_tokens]
+    return [size for size in FIRST_PROMPTS if size in sizes] or sizes[-1:]
+
+
+def first_keys(step_tokens: int) -> set[GraphKey]:
+    """Shapes of steps that need `first_kernels` alone."""
+    return {GraphKey(1), *(GraphKey(0, prompt_tokens=tokens) for tokens in first_prompts(step_tokens))}
+
+
+def urgent_keys(step_tokens: int, decode_sizes: list[int]) -> set[GraphKey]:
+    """Shapes of steps that need `urgent_kernels` alone."""
+    prompts = {GraphKey(0, prompt_tokens=tokens) for tokens in PROMPT_TOKENS if tokens <= step_tokens}
+    return prompts | {GraphKey(rows) for rows in decode_sizes if rows <= FIRST_DECODES}
 
 
 def trial_kernels(dry_runs: list[StepDryRun], rows: int, tokens: int) -> list[Launch]:
@@ -175,23 +217,52 @@ def trial_kernels(dry_runs: list[StepDryRun], rows: int, tokens: int) -> list[La
     return distinct(launches)
 
 
-def other_kernels(dry_run: StepDryRun, decode_sizes: list[int]) -> list[Launch]:
-    """The kernels for larger batches, longer prompts and other sampling parameters, and `first_kernels`."""
-    most = dry_run.step_tokens
-    launches: list[Launch] = []
+def urgent_kernels(dry_run: StepDryRun, decode_sizes: list[int]) -> list[Launch]:
+    """The kernels for prompts and batches of a few users, with all sampling parameters."""
+    launches = first_kernels(dry_run)
+    for params in OTHER_ROWS:
+        launches += dry_run.samples(1, params)
     if not dry_run.deterministic:
+        for tokens in PROMPT_TOKENS:
+            if tokens <= dry_run.step_tokens:
+                launches += dry_run.padded(tokens)
         for rows in decode_sizes:
+            if rows <= FIRST_DECODES:
+                launches += dry_run.decodes(rows)
+    return distinct(launches)
+
+
+def other_kernels(dry_run: StepDryRun, decode_sizes: list[int]) -> list[Launch]:
+    """The kernels for larger batches and longer prompts, and `urgent_kernels`."""
+    launches = urgent_kernels(dry_run, decode_sizes)
+    launches += dry_run.copies()
+    launches += _long_prompts(dry_run)
+    for rows in decode_sizes:
+        launches += dry_run.samples(rows)
+        if not dry_run.deterministic:
             launches += dry_run.decodes(rows)
+    for params in OTHER_ROWS:
+        launches += dry_run.samples(min(8, dry_run.max_rows), params)
     if dry_run.verifies:
         for rows in decode_sizes:
             launches += dry_run.decodes(rows, verifies=True)
-    for rows in decode_sizes:
-        launches += dry_run.samples(rows)
+    launches += _mixed(dry_run)
+    if dry_run.shares_prefixes:
+        for rows in decode_sizes:
+            if rows >= LEAST_ROWS:
+                launches += dry_run.decodes(rows, sharing=True)
+    return distinct(launches)
+
+
+def _long_prompts(dry_run: StepDryRun) -> list[Launch]:
+    """Steps without a graph: several prompts, long ones, and chunks or what follows a cached prefix."""
+    most = dry_run.step_tokens
+    launches: list[Launch] = []
     half = max(1, most // 2)
     for lengths in ([half, half], [33] * 3, [65] * 4):
         if sum(lengths) <= most:
             launches += dry_run.prompts(lengths)
-    for length in (17, 512, half):  # a chunk of a long prompt, or the part after a cached one
+    for length in (17, 512, half):
         if length <= most and length < dry_run.max_context:
             launches += dry_run.prompts([length], cached=dry_run.max_context - length)
     for length in PROMPTS:
@@ -201,11 +272,14 @@ def other_kernels(dry_run: StepDryRun, decode_sizes: list[int]) -> list[Launch]:
     if dry_run.has_experts:  # the sort of their rows is compiled for each power of two
         for length in (*(1 << bits for bits in range(most.bit_length())), most):
             launches += dry_run.prompts([min(length, dry_run.max_context)])
-    for params in OTHER_ROWS:
-        for rows in (1, 8):
-            launches += dry_run.samples(min(rows, dry_run.max_rows), params)
-    if dry_run.shares_prefixes:
-        for rows in decode_sizes:
-            if rows >= LEAST_ROWS:
-                launches += dry_run.decodes(rows, sharing=True)
-    return distinct(launches + dry_run.copies() + dry_run.inputs())
+    return launches
+
+
+def _mixed(dry_run: StepDryRun) -> list[Launch]:
+    launches: list[Launch] = []
+    if not dry_run.deterministic:
+        for decodes in MIXED_DECODES:
+            for tokens in MIXED_TOKENS:
+                if decodes <= dry_run.max_rows and decodes + tokens <= dry_run.step_tokens:
+                    launches += dry_run.padded(tokens, decodes)
+    return launches
