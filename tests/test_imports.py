@@ -85,7 +85,7 @@ NEED_TORCH = {
 NEED_TRITON = {
     *(
         f"ridgeline.engine.run.cuda.{name}"
-        for name in ("inputs", "padded_steps", "runner", "sampler", "warm")
+        for name in ("inputs", "launched_step", "padded_steps", "runner", "sampler", "verified_rows", "warm")
     ),
     "ridgeline.engine.start.cuda_trial",
     "ridgeline.engine.run.prompt_scores",
