@@ -47,9 +47,7 @@ def ranker_of(served_models: ServedModels, asked: str | None, field: str = FIELD
         raise BadRequest(field, f"{asked[:64]!r} is not a ranker: give {known}") from error
     client = served.ready_client()
     if not client.hello.scores_pairs:
-        raise BadRequest(
-            field, f"{served.name} makes vectors and scores no pairs; give maxsim to rank by them"
-        )
+        raise BadRequest(field, f"{served.name} does not score pairs; maxsim ranks by its vectors")
     return CrossEncoder(_PairScores(client))
 
 
