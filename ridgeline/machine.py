@@ -9,6 +9,7 @@ from pathlib import Path
 from ridgeline.options import OptionError
 
 ROOT = Path("/")
+EQUAL_CAPACITY = 0.75  # of the fastest core's: one such core more is worth waiting for
 
 
 def usable_cpus(root: Path = ROOT) -> int:
@@ -21,7 +22,7 @@ def compute_threads(root: Path = ROOT) -> int:
     """Threads to compute with by default: one per physical core of the fastest kind, cut by the quota.
 
     A second thread of a core adds nothing to kernels that keep its units busy. Fast cores would wait for
-    those of a slower kind (Intel's efficiency cores). The native library pins threads in the same order.
+    those of a slower kind (Intel's efficiency cores, ARM's little ones). The native library pins threads in the same order.
     """
     cores = fast_cores(root, allowed_cpus())
     return min(usable_cpus(root), max(1, len(cores)))
@@ -36,7 +37,7 @@ def allowed_cpus() -> list[int]:
 def fast_cores(root: Path, allowed: list[int]) -> list[int]:
     """The first of the allowed CPUs of each physical core, slower kinds left out."""
     devices = root / "sys/devices"
-    slow = set(cpu_list(_read(devices / "cpu_atom/cpus")))
+    slow = slow_cpus(devices, allowed)
     taken: set[int] = set()
     cores = []
     for cpu in allowed:
@@ -45,6 +46,16 @@ def fast_cores(root: Path, allowed: list[int]) -> list[int]:
         taken.update(cpu_list(_read(devices / f"system/cpu/cpu{cpu}/topology/thread_siblings_list")))
     fast = [cpu for cpu in cores if cpu not in slow]
     return fast or cores
+
+
+def slow_cpus(devices: Path, allowed: list[int]) -> set[int]:
+    """Intel's efficiency cores, and CPUs with less than EQUAL_CAPACITY of the fastest one's capacity, which
+    the kernel states on ARM."""
+    capacities = {cpu: _read(devices / f"system/cpu/cpu{cpu}/cpu_capacity").strip() for cpu in allowed}
+    known = {cpu: int(text) for cpu, text in capacities.items() if text.isdigit()}
+    least = EQUAL_CAPACITY * max(known.values(), default=0)
+    slow = {cpu for cpu, capacity in known.items() if capacity < least}
+    return slow.union(cpu_list(_read(devices / "cpu_atom/cpus")))
 
 
 def cpu_list(text: str) -> list[int]:

@@ -52,6 +52,20 @@ def test_efficiency_cores_do_not_compute_beside_fast_ones(tmp_path: Path) -> Non
 
 
 @pytest.mark.usefixtures("eight_cpus")
+def test_little_cores_of_an_arm_chip_do_not_compute_beside_big_ones(tmp_path: Path) -> None:
+    """Four little cores, three big ones and one a little faster, as phones and small boards have them."""
+    capacities = [290] * 4 + [870] * 3 + [1024]
+    files = {
+        f"sys/devices/system/cpu/cpu{cpu}/cpu_capacity": f"{capacity}\n"
+        for cpu, capacity in enumerate(capacities)
+    }
+    root = describe(tmp_path, files)
+    assert machine.compute_threads(root) == 4
+    assert machine.fast_cores(root, list(range(8))) == [4, 5, 6, 7]
+    assert machine.fast_cores(root, [0, 1]) == [0, 1]
+
+
+@pytest.mark.usefixtures("eight_cpus")
 def test_a_machine_that_says_nothing_of_its_cores_computes_on_all_cpus(tmp_path: Path) -> None:
     assert machine.compute_threads(tmp_path) == 8
 

@@ -8,6 +8,8 @@
 namespace ridgeline {
 namespace {
 
+constexpr double kEqualCapacity = 0.75;  // of the fastest core's
+
 // The first line. No streams in this file: they need a newer glibc than the wheel may.
 std::string text_of(const std::string& path) {
   std::string line;
@@ -16,6 +18,19 @@ std::string text_of(const std::string& path) {
     std::fclose(file);
   }
   return line;
+}
+
+// Intel names its efficiency cores; on ARM the kernel states the capacity of each CPU. As slow_cpus() of machine.py.
+std::set<int> slow_ones(const std::string& system, const std::vector<int>& allowed) {
+  const std::vector<int> atoms = cpu_list(text_of(system + "cpu_atom/cpus"));
+  std::set<int> slow(atoms.begin(), atoms.end());
+  std::vector<int> capacities;
+  for (int cpu : allowed)
+    capacities.push_back(std::atoi(text_of(system + "system/cpu/cpu" + std::to_string(cpu) + "/cpu_capacity").c_str()));
+  const int most = capacities.empty() ? 0 : *std::max_element(capacities.begin(), capacities.end());
+  for (size_t i = 0; i < allowed.size(); i++)
+    if (capacities[i] && capacities[i] < kEqualCapacity * most) slow.insert(allowed[i]);
+  return slow;
 }
 
 }  // namespace
@@ -42,12 +57,11 @@ std::vector<int> cpu_list(const std::string& text) {
 
 std::vector<int> placement(const std::string& root, const std::vector<int>& allowed) {
   const std::string system = root + "/sys/devices/";
-  const std::vector<int> slow = cpu_list(text_of(system + "cpu_atom/cpus"));
-  const std::set<int> slow_ones(slow.begin(), slow.end());
+  const std::set<int> slow = slow_ones(system, allowed);
   std::set<int> taken;  // CPUs of cores that have a thread already
   std::vector<int> ranked[3];
   for (int cpu : allowed) {
-    const int rank = taken.count(cpu) ? 2 : slow_ones.count(cpu) ? 1 : 0;
+    const int rank = taken.count(cpu) ? 2 : slow.count(cpu) ? 1 : 0;
     ranked[rank].push_back(cpu);
     for (int sibling : cpu_list(text_of(system + "system/cpu/cpu" + std::to_string(cpu) + "/topology/thread_siblings_list")))
       taken.insert(sibling);

@@ -9,7 +9,7 @@ namespace ridgeline {
 std::vector<int> cpu_list(const std::string& text);
 
 // The allowed CPUs in the order in which threads should have them: one per core of the fast kind, then the slow kind
-// (Intel's efficiency cores), then the second threads of cores. root: "/", or a folder that describes another machine.
+// (Intel's efficiency cores, ARM's little ones), then the second threads of cores. root: "/", or a folder that describes another machine.
 std::vector<int> placement(const std::string& root, const std::vector<int>& allowed);
 
 }  // namespace ridgeline

@@ -20,11 +20,11 @@ constexpr bool kUnderThreadSanitizer = true;
 #else
 constexpr bool kUnderThreadSanitizer = false;
 #endif
-// ASan slows them down tenfold.
-#if defined(__SANITIZE_ADDRESS__)
-constexpr bool kUnderAddressSanitizer = true;
+// ASan and an emulated CPU slow them down tenfold and more.
+#if defined(__SANITIZE_ADDRESS__) || defined(RL_EMULATED)
+constexpr bool kSlowedDown = true;
 #else
-constexpr bool kUnderAddressSanitizer = false;
+constexpr bool kSlowedDown = false;
 #endif
 
 inline int failed_checks = 0;

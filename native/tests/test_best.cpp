@@ -82,7 +82,7 @@ std::vector<int32_t> checked_best(Session& session, const StepArrays& arrays) {
 std::vector<int> numbers_of_rows() {
   if (kUnderThreadSanitizer) return {1, 2, 13, kMostRows};
   // Every size of a tile, which has 12 rows at most; then two, three and four tiles.
-  if (kUnderAddressSanitizer) return {1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 24, 25, kMostRows};
+  if (kSlowedDown) return {1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 24, 25, kMostRows};
   std::vector<int> all(kMostRows);
   std::iota(all.begin(), all.end(), 1);
   return all;

@@ -75,6 +75,14 @@ void slow_cores_come_after_fast_ones() {
   CHECK(text(placement(machine.root, up_to(6))) == "0,2,4,5,1,3");
 }
 
+void little_cores_come_after_big_ones() {
+  Machine machine;
+  const int capacities[] = {290, 290, 870, 1024};
+  for (int cpu = 0; cpu < 4; cpu++)
+    machine.write("/sys/devices/system/cpu/cpu" + std::to_string(cpu) + "/cpu_capacity", std::to_string(capacities[cpu]));
+  CHECK(text(placement(machine.root, up_to(4))) == "2,3,0,1");
+}
+
 void a_machine_that_says_nothing_keeps_its_order() { CHECK(text(placement("/nonexistent", up_to(3))) == "0,1,2"); }
 
 }  // namespace
@@ -84,6 +92,7 @@ int main() {
   lists_are_read_and_other_texts_are_not();
   cores_come_before_their_second_threads();
   slow_cores_come_after_fast_ones();
+  little_cores_come_after_big_ones();
   a_machine_that_says_nothing_keeps_its_order();
   return report();
 }

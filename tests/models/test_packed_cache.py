@@ -17,8 +17,9 @@ import pytest
 import torch
 
 from ridgeline.models.errors import BrokenModel
+from ridgeline.models.files.safetensors_file import SafetensorsFile
 from ridgeline.models.spec.read_spec import read_spec
-from ridgeline.models.weights import packed_cache
+from ridgeline.models.weights import packed_cache, packed_writer
 from ridgeline.models.weights.packed import PackedDecoder, load_packed, plan_packed
 from ridgeline.models.weights.packed_file import PackedImage, huge_memory, read_image
 from tests.models.test_weights import rewrite
@@ -98,6 +99,34 @@ def test_weights_are_read_into_private_memory() -> None:
             assert line.split()[1] == "rw-p"
             return
     pytest.fail("the memory is in no mapping")
+
+
+def test_dropping_the_checkpoints_pages_while_packing_changes_no_weight(
+    model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    expected = load_packed(model, read_spec(model), keep=False)
+    drops = []
+    dropped = SafetensorsFile.drop_pages
+    monkeypatch.setattr(packed_writer, "DROPPED_WEIGHTS", 0)
+    monkeypatch.setattr(SafetensorsFile, "drop_pages", lambda file: drops.append(dropped(file)))
+    assert_same(load(model), expected)
+    assert drops
+
+
+@pytest.mark.parametrize("name", ["llama", "gemma2"])
+def test_an_embedding_that_is_not_the_head_is_mapped(name: str, tmp_path: Path) -> None:
+    """Only the rows of tokens that occur take memory; a head is multiplied whole, and is read."""
+    tiny_model(name).save_pretrained(tmp_path / "model")
+    spec = read_spec(tmp_path / "model")
+    first, second = (load_packed(tmp_path / "model", spec) for _ in range(2))
+    mapped = 0 if spec.tied_embeddings else first.embedding.data.nbytes
+    assert spec.tied_embeddings == (name == "gemma2")
+    for packed in (first, second):
+        assert packed.image.mapped_bytes == mapped
+        assert packed.image.payload.nbytes == packed.image.header.payload_bytes - mapped
+    in_memory = load_packed(tmp_path / "model", spec, keep=False)
+    assert_same(second, in_memory)
+    assert in_memory.image.mapped_bytes == 0
 
 
 def test_a_plan_found_in_the_cache_knows_its_size_and_reports_progress_once(model: Path) -> None:

@@ -11,7 +11,7 @@ constexpr int kChains = 12;  // independent accumulators: more than latency time
 
 // The cheapest way this set has to add 4 products of bytes to a sum. AVX2 alone adds pairs in 16 bits, and of nibbles it must
 // widen them after every eighth pair, as linear_coded.h does.
-inline I add_products(I sums, Bytes weights, const uint8_t* inputs, [[maybe_unused]] int round) {
+inline I add_products(I sums, Bytes weights, [[maybe_unused]] const uint8_t* inputs, [[maybe_unused]] int round) {
 #if defined(__AVX2__) && !defined(__AVXVNNI__) && !defined(__AVX512F__)
   asm volatile("" : "+x"(weights));  // else the products are computed once, before the loop
   sums = _mm256_add_epi16(sums, _mm256_maddubs_epi16(weights, _mm256_set1_epi32(load_dword(inputs))));

@@ -57,7 +57,7 @@ inline I shift_right(I a, int bits) { return a >> bits; }
 inline F times_power_of_two(F a, I n) { return a * (F)shift_left(n + 127, 23); }  // n ≥ -126
 inline F inside(F value, int base, int first, int last, float other) {
   const I index = I{0, 1, 2, 3} + base;
-  return (index < first) | (index > last) ? set(other) : value;
+  return ((index < first) | (index > last)) ? set(other) : value;
 }
 
 inline Bytes load_bytes(const uint8_t* p) {

@@ -135,7 +135,8 @@ def build_engine(
     budget.bytes["weights"] = loaded.weights_bytes
     budget.bytes["kv"] = plan.kv_bytes
     if loaded.memory is None:
-        budget.bytes["rest"] = max(resident_bytes() - loaded.weights_bytes, 0)
+        in_memory = loaded.weights_bytes - loaded.mapped_bytes
+        budget.bytes["rest"] = max(resident_bytes() - in_memory, 0)
     else:
         budget.bytes |= {**loaded.memory().as_bytes(), "rest": resident_bytes()}
     return BuiltEngine(

@@ -59,6 +59,7 @@ class Loaded:
     weights: str  # their format
     kv: str
     weights_bytes: int
+    mapped_bytes: int = 0  # of these, in a file: only what was read of them takes memory
     notes: tuple[str, ...] = ()  # for the start-up message
     before_first_step: Callable[[], None] | None = None  # waits for the work that ran during loading
     after_warm_up: Callable[[], None] | None = None  # prepares what the first requests need

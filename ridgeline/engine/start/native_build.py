@@ -90,6 +90,7 @@ class NativeBuild:
             weights=" and ".join(packed.bytes_by_format),
             kv=self._kv_dtype,
             weights_bytes=packed.nbytes,
+            mapped_bytes=packed.image.mapped_bytes,
             notes=notes,
         )
 

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from ridgeline.models.errors import BrokenModel, UnsupportedModel
 from ridgeline.models.files.gguf_strings import LENGTH_BYTES, GgufStrings
+from ridgeline.models.files.mapped_pages import drop_pages
 
 if TYPE_CHECKING:
     import numpy as np
@@ -120,6 +121,10 @@ class GgufFile:
 
         tensor = self.tensors[name]
         return np.frombuffer(self._map, dtype=np.uint8, count=tensor.nbytes, offset=tensor.offset)
+
+    def drop_pages(self) -> None:
+        """Let the system take back the pages read so far; they can be read again."""
+        drop_pages(self._map)
 
     def raw_value(self, key: str) -> bytes:
         """A metadata value as it is stored: its type's number and its bytes."""

@@ -17,6 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ridgeline.models.errors import BrokenModel
+from ridgeline.models.files.mapped_pages import drop_pages
 
 MAX_HEADER_BYTES = 100_000_000  # the format's own bound
 _LENGTH_BYTES = 8
@@ -55,6 +56,10 @@ class SafetensorsFile:
         """The tensor's bytes, as a read-only view of the map."""
         tensor = self.tensors[name]
         return np.frombuffer(self._map, dtype=np.uint8, count=tensor.nbytes, offset=tensor.offset)
+
+    def drop_pages(self) -> None:
+        """Let the system take back the pages read so far; they can be read again."""
+        drop_pages(self._map)
 
     def _read_table(self) -> dict[str, SafetensorsTensor]:
         size = len(self._map)

@@ -58,6 +58,9 @@ class TensorSource(Protocol):
 
     def rope_divisors(self) -> Floats | None: ...
 
+    def drop_pages(self) -> None:
+        """Let the system take back the memory of what was read so far."""
+
 
 def open_source(path: Path, spec: ModelSpec) -> TensorSource:
     """The checkpoint at `path`, in any supported format. A pickle is rejected."""

@@ -55,6 +55,9 @@ class GgufSource:
     def raw(self, name: str) -> Bytes:
         return self.file.raw(name)
 
+    def drop_pages(self) -> None:
+        self.file.drop_pages()
+
     def rope_divisors(self) -> Floats | None:
         if _ROPE_DIVISORS not in self.file.tensors:
             return None

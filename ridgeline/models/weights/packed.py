@@ -68,8 +68,7 @@ class PackedDecoder:
     def bytes_per_step(self) -> int:
         """The bytes read by a decode step of one sequence: all except an embedding that is not also the head,
         learned positions, and the experts that a token does not choose."""
-        skipped = ("positions",) if self.spec.tied_embeddings else ("positions", "embedding")
-        return sum(self._read(s) for s in self.image.header.sections if s.name not in skipped)
+        return sum(self._read(s) for s in self.image.header.sections if not s.is_looked_up)
 
     def _read(self, section: Section) -> int:
         if ".experts_" not in section.name:

@@ -33,7 +33,7 @@ from ridgeline.ops.cpu.library import Format, choose_isa, pack_float
 
 _Found = TypeVar("_Found")
 
-PACKED_VERSION = 4  # raised with every change to the packing, so that older entries are packed again
+PACKED_VERSION = 5  # raised with every change to the packing, so that older entries are packed again
 MAX_CACHE_BYTES = 64 << 30
 LEFT_FREE_BYTES = 1 << 30  # of the disk: the cache must not fill it
 MIN_ENTRY_BYTES = 8 << 20  # smaller ones are packed quickly

@@ -2,7 +2,8 @@
 
 `packed_cache` decides the location of such files and when they are stale; `packed_writer` fills them. The
 payload is read into huge pages: a mapping of the file has small ones, which cost decoding up to a fifth of
-its speed and a start more than the reading. A header that is damaged, or does not match the file, is
+its speed and a start more than the reading. Matrices of which a step reads only some rows are at its end and
+are mapped: their other rows take no memory. A header that is damaged, or does not match the file, is
 rejected; the payload's own bytes are trusted once the file was completed.
 """
 
@@ -42,6 +43,7 @@ class Section:
     n: int
     k: int
     offset: int
+    is_looked_up: bool = False  # a step reads the rows of its tokens, never all of them
 
     @property
     def nbytes(self) -> int:
@@ -61,6 +63,12 @@ class Header:
         return max((section.offset + section.nbytes for section in self.sections), default=0)
 
     @property
+    def resident_bytes(self) -> int:
+        """The payload up to the sections of which only some rows are read."""
+        looked_up = (section.offset for section in self.sections if section.is_looked_up)
+        return min(looked_up, default=self.payload_bytes)
+
+    @property
     def weights_bytes(self) -> int:
         """Without the gaps between sections."""
         return sum(section.nbytes for section in self.sections)
@@ -73,25 +81,41 @@ class Header:
 
 
 def lay_out(
-    matrices: Sequence[tuple[str, Format, int, int]], vectors: Sequence[tuple[str, int]]
+    matrices: Sequence[tuple[str, Format, int, int]],
+    vectors: Sequence[tuple[str, int]],
+    looked_up: Sequence[str] = (),
 ) -> list[Section]:
-    """Sections for matrices (name, format, n, k), each on separate pages, and vectors (name, length)."""
+    """Sections for matrices (name, format, n, k), each on separate pages, and vectors (name, length). The
+    matrices named in `looked_up` are last."""
     sections, end = [], 0
+
+    def add(name: str, format: str, n: int, k: int, alignment: int) -> None:
+        nonlocal end
+        sections.append(Section(name, format, n, k, _round_up(end, alignment), name in looked_up))
+        end = sections[-1].offset + sections[-1].nbytes
+
     for name, format, n, k in matrices:
-        sections.append(Section(name, format.name, n, k, _round_up(end, PAGE_BYTES)))
-        end = sections[-1].offset + sections[-1].nbytes
+        if name not in looked_up:
+            add(name, format.name, n, k, PAGE_BYTES)
     for name, n in vectors:
-        sections.append(Section(name, _VECTOR, n, 0, _round_up(end, _VECTOR_ALIGNMENT)))
-        end = sections[-1].offset + sections[-1].nbytes
+        add(name, _VECTOR, n, 0, _VECTOR_ALIGNMENT)
+    for name, format, n, k in matrices:
+        if name in looked_up:
+            add(name, format.name, n, k, PAGE_BYTES)
     return sections
 
 
 class PackedImage:
-    """A header and its payload in memory, kept alive by the views it returns."""
+    """A header and its payload, kept alive by the views it returns.
 
-    def __init__(self, header: Header, payload: Bytes) -> None:
+    payload: in memory, up to the sections of which only some rows are read; `looked_up` has these.
+    """
+
+    def __init__(self, header: Header, payload: Bytes, looked_up: Bytes, mapped_bytes: int) -> None:
         self.header = header
         self.payload = payload
+        self.mapped_bytes = mapped_bytes  # of the file: only what was looked up takes memory
+        self._looked_up = looked_up
         self._sections = {section.name: section for section in header.sections}
 
     def __contains__(self, name: str) -> bool:
@@ -116,7 +140,10 @@ class PackedImage:
         return self.vector(name) if name in self else None
 
     def _bytes(self, section: Section) -> Bytes:
-        return self.payload[section.offset : section.offset + section.nbytes]
+        if not section.is_looked_up:
+            return self.payload[section.offset : section.offset + section.nbytes]
+        begin = section.offset - self.header.resident_bytes
+        return self._looked_up[begin : begin + section.nbytes]
 
 
 def read_header(path: Path) -> tuple[Header, int]:
@@ -138,10 +165,15 @@ def read_header(path: Path) -> tuple[Header, int]:
 
 
 def read_image(path: Path) -> PackedImage:
-    """The whole file, in memory. Raises DamagedFile, or OSError if it is missing."""
+    """The file's payload: in memory, but for what is looked up. Raises DamagedFile, or OSError if it is
+    missing."""
     header, start = read_header(path)
-    payload = huge_memory(header.payload_bytes)
+    payload = huge_memory(header.resident_bytes)
+    looked_up = np.empty(0, np.uint8)
     with path.open("rb", buffering=0) as file:
+        if mapped := header.payload_bytes - header.resident_bytes:
+            mapping = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+            looked_up = np.frombuffer(mapping, np.uint8, mapped, start + header.resident_bytes)
         file.seek(start)
         left = payload.data
         while left:
@@ -149,7 +181,7 @@ def read_image(path: Path) -> PackedImage:
                 raise DamagedFile("it changed while it was read")
             left = left[count:]
     payload.setflags(write=False)
-    return PackedImage(header, payload)
+    return PackedImage(header, payload, looked_up, mapped)
 
 
 def huge_memory(size: int) -> Bytes:
@@ -176,7 +208,8 @@ class MemoryTarget:
         self._payload[offset : offset + data.size] = data
 
     def image(self) -> PackedImage:
-        return PackedImage(self._header, self._payload)
+        resident = self._header.resident_bytes
+        return PackedImage(self._header, self._payload[:resident], self._payload[resident:], 0)
 
 
 class FileTarget:

@@ -86,6 +86,11 @@ def fused_tensors(spec: ModelSpec) -> Iterator[Fused]:
         yield Fused(name if layer is None else f"layers.{layer}.{name}", tuple(parts), more)
 
 
+def looked_up(spec: ModelSpec) -> tuple[str, ...]:
+    """The matrices of which a step reads the rows of its tokens, and never all."""
+    return ("positions",) if spec.tied_embeddings else ("positions", "embedding")
+
+
 def _alternating(gate: Rows, up: Rows) -> Rows:
     """16 gate rows, 16 up rows, …"""
     both = [_padded(half).reshape(-1, 1, PANEL_ROWS) for half in (gate, up)]

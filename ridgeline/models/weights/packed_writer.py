@@ -26,12 +26,13 @@ from ridgeline.models.weights.packed_file import (
     Section,
     lay_out,
 )
-from ridgeline.models.weights.packed_plan import ROPE_DIVISORS, Fused, fused_tensors
+from ridgeline.models.weights.packed_plan import ROPE_DIVISORS, Fused, fused_tensors, looked_up
 from ridgeline.models.weights.packing import FusedMatrix, conversion_notes, read_vector
 from ridgeline.models.weights.places import Place
 from ridgeline.ops.cpu.library import Bytes, Floats
 
 MAX_PACKING_THREADS = 8
+DROPPED_WEIGHTS = 64 << 20  # packed between two drops of the checkpoint's pages
 
 
 class _Target(Protocol):
@@ -44,10 +45,12 @@ class Packing:
     def __init__(self, path: Path, spec: ModelSpec, weights: str, key: packed_cache.Key) -> None:
         """Opens the checkpoint, checks it and plans its layout; an empty key stores nothing on disk."""
         self._path, self._spec, self._weights = path, spec, weights
+        self._source: TensorSource | None = None
         self._open()
         sections = lay_out(
             [(m.name, m.format, m.n, m.k) for m in self._matrices],
             [(name, len(values)) for name, values in self._vectors.items()],
+            looked_up(spec),
         )
         self.header = Header(key, tuple(sections), conversion_notes(self._matrices))
 
@@ -59,7 +62,7 @@ class Packing:
             self._close()
 
     def _open(self) -> None:
-        source = open_source(self._path, self._spec)
+        source = self._source = open_source(self._path, self._spec)
         places = checked_places(source, self._spec, self._path)
         fused = list(fused_tensors(self._spec))
         self._matrices = [
@@ -68,7 +71,8 @@ class Packing:
         self._vectors = _read_vectors(fused, source, places, self._spec)
 
     def _close(self) -> None:
-        self._matrices, self._vectors = [], {}  # this releases the source's mappings
+        self._matrices, self._vectors = [], {}
+        self._source = None  # this releases its mappings
 
     def _packed(self, progress: Progress | None) -> tuple[PackedImage, tuple[str, ...]]:
         notes = self.header.notes
@@ -110,12 +114,16 @@ class Packing:
         for name, values in self._vectors.items():
             target.write(sections[name].offset, values.view(np.uint8))
         done, total = sum(values.size for values in self._vectors.values()), self._spec.parameters
+        dropped = done
         with ThreadPoolExecutor(_packing_threads()) as pool:
             try:
                 for weights in pool.map(
                     lambda chunk: _pack_chunk(target, *chunk), _chunks(self._matrices, sections)
                 ):
                     done += weights
+                    if self._source is not None and done - dropped > DROPPED_WEIGHTS:
+                        self._source.drop_pages()
+                        dropped = done
                     if progress is not None:
                         progress(min(done, total), total)
             except BaseException:

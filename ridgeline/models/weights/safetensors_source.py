@@ -161,6 +161,10 @@ class SafetensorsSource:
         tensor = self.tensor(name)
         return StoredTensor(tensor.dtype, tensor.shape, self._files[self._places[name]].raw(name))
 
+    def drop_pages(self) -> None:
+        for file in self._files.values():
+            file.drop_pages()
+
     def rope_divisors(self) -> Floats | None:
         return None
 
