@@ -22,7 +22,8 @@ def compute_threads(root: Path = ROOT) -> int:
     """Threads to compute with by default: one per physical core of the fastest kind, cut by the quota.
 
     A second thread of a core adds nothing to kernels that keep its units busy. Fast cores would wait for
-    those of a slower kind (Intel's efficiency cores, ARM's little ones). The native library pins threads in the same order.
+    those of a slower kind (Intel's efficiency cores, ARM's little ones). The native library pins threads in
+    the same order.
     """
     cores = fast_cores(root, allowed_cpus())
     return min(usable_cpus(root), max(1, len(cores)))

@@ -153,6 +153,41 @@ def test_a_machine_that_only_runs_the_portable_kernels_is_called_slow() -> None:
     assert doctor.check_native(measure.Measured(found)).status == "slow"
 
 
+@pytest.mark.parametrize(
+    ("isa", "lacks", "cost"),
+    [
+        ("avx2", "AVX-VNNI, AVX-512 VNNI, AVX-512 BF16, AMX", "0.45 (AVX-512)"),
+        ("avxvnni", "AVX-512 VNNI, AVX-512 BF16, AMX", "without AVX-512"),
+        ("avx512", "AMX", "without AMX"),
+        ("neon", "dot product, I8MM", ""),
+    ],
+)
+def test_the_best_set_names_what_the_processor_lacks_and_what_that_costs(
+    isa: str, lacks: str, cost: str
+) -> None:
+    finding = doctor.check_native(
+        measure.Measured({"native_isas": [isa, "portable"], "native_isa": isa, "threads": 2})
+    )
+    assert finding.status == "ok"
+    assert finding.value == f"{isa}, 2 threads (also runs: portable); this processor lacks {lacks}"
+    assert cost in finding.advice
+
+
+def test_a_set_that_was_forced_names_the_better_one() -> None:
+    found = {"native_isas": ["avx512", "avx2", "portable"], "native_isa": "avx2", "threads": 2}
+    finding = doctor.check_native(measure.Measured(found))
+    assert finding.status == "slow"
+    assert finding.value == "avx2, 2 threads, by RIDGELINE_ISA; avx512 runs here too"
+    assert finding.advice.startswith("unset RIDGELINE_ISA to use avx512")
+
+
+def test_a_forced_set_that_does_not_run_here_says_so_plainly() -> None:
+    failure = "ridgeline.ops.cpu.interface.NativeError: RIDGELINE_ISA=amx does not run on this machine"
+    finding = doctor.check_native(measure.Measured(failure=failure))
+    assert finding.value == "RIDGELINE_ISA=amx does not run on this machine"
+    assert finding.advice.startswith("unset RIDGELINE_ISA")
+
+
 def test_a_child_that_dies_by_a_signal_is_a_finding_and_keeps_what_it_found(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -275,17 +275,28 @@ def check_hub(url: str = HUB_URL) -> Finding:
 
 
 def check_native(measured: measure.Measured) -> Finding:
+    """The instruction set in use, what better sets this processor lacks, and what that costs."""
     found = measured.values
     if "native_isa" not in found:
+        failure = measured.failure.rpartition("Error: ")[2]
         advice = "models are served by torch, several times slower: install g++ and ridgeline again"
-        return Finding("missing", "native", measured.failure or "not found", advice)
-    others = [isa for isa in found["native_isas"] if isa != found["native_isa"]]
-    value = f"{found['native_isa']}, {found['threads']} threads (also runs: {', '.join(others) or 'none'})"
-    if found["native_isa"] == "portable":
+        if machine.ISA_VARIABLE in failure:  # it names a set that does not run here
+            advice = f"unset {machine.ISA_VARIABLE}: the best set of this machine is then used"
+        return Finding("missing", "native", failure or "not found", advice)
+    isa, best = found["native_isa"], found["native_isas"][0]
+    value, cost = f"{isa}, {found['threads']} threads", machine.COSTS.get(isa, "")
+    if isa != best:
         return Finding(
-            "slow", "native", value, "no vector unit that the kernels support: expect a fraction of the speed"
+            "slow",
+            "native",
+            f"{value}, by {machine.ISA_VARIABLE}; {best} runs here too",
+            f"unset {machine.ISA_VARIABLE} to use {best}" + f"; {cost}" * bool(cost),
         )
-    return Finding("ok", "native", value + machine.SLOWER_SETS.get(found["native_isa"], ""))
+    others, missing = found["native_isas"][1:], machine.better_sets(isa)
+    value += f" (also runs: {', '.join(others) or 'none'})"
+    if missing:
+        value += f"; this processor lacks {', '.join(missing)}"
+    return Finding("slow" if isa == "portable" else "ok", "native", value, cost)
 
 
 def check_native_rates(measured: measure.Measured) -> Iterator[Finding]:
