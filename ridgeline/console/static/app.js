@@ -46,7 +46,7 @@ function ThemeButton() {
   return html`<button type="button" class="quiet square" aria-label=${`Use the ${other} theme`} title=${`Use the ${other} theme`} onClick=${change}>${now === "dark" ? icons.sun : icons.moon}</button>`;
 }
 
-const STATES = { live: "Live", connecting: "Connecting", lost: "Not connected", paused: "Paused", key: "Key needed" };
+const STATES = { live: "Connected", connecting: "Connecting", lost: "Not connected", paused: "Paused", key: "Key needed" };
 
 function Connection() {
   const status = useHeard("status", feed.status);

@@ -16,8 +16,9 @@ function library() {
 
 const value = (name) => getComputedStyle(document.documentElement).getPropertyValue(name).trim();
 
-// series: [{label, colour (name of a value), fill, dash}]. Returns {set(data), destroy()}.
-export async function lineChart(element, series, { format = String, height = 200, seconds = 300 } = {}) {
+// series: [{label, colour (name of a value), fill, dash}]. `most` gives the top of the axis for the shown data; lines
+// above it are cut off. Returns {set(data), destroy()}.
+export async function lineChart(element, series, { format = String, height = 200, seconds = 300, most } = {}) {
   const uPlot = await library();
   let plot;
   let data = [[], ...series.map(() => [])];
@@ -29,8 +30,8 @@ export async function lineChart(element, series, { format = String, height = 200
       height,
       cursor: { y: false, points: { size: 6 } },
       legend: { show: false },
-      scales: { x: { range: (_, __, high) => [high - seconds, high] }, y: { range: (_, __, high) => [0, Math.max(high * 1.1, 10)] } },
-      axes: [{ ...axis, grid: { show: false }, space: 90, values: (_, ticks) => ticks.map((at) => clock(at * 1000)) }, { ...axis, size: 58, space: 42, values: (_, ticks) => ticks.map(format) }],
+      scales: { x: { range: (_, __, high) => [high - seconds, high] }, y: { range: (plot, _, high) => [0, Math.max((most?.(plot.data) ?? high) * 1.1, 10)] } },
+      axes: [{ ...axis, size: 30, grid: { show: false }, space: 90, values: (_, ticks) => ticks.map((at) => clock(at * 1000)) }, { ...axis, size: 58, space: 42, values: (_, ticks) => ticks.map(format) }],
       series: [
         {},
         ...series.map(({ label, colour, fill, dash }) => ({

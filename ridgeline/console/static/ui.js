@@ -72,13 +72,13 @@ export function Loading({ lines = 4, label = "Loading" }) {
 }
 
 // columns: [{name, cell(row), isHidden, number, wide, className}]. On a phone each row is a card whose lines have
-// the columns' names. The roles keep the table's meaning where its display changes.
-export function Table({ caption, columns, rows, keyOf, attrs, foot, isBare }) {
+// the columns' names, with `isDense` two of them in a line. The roles keep the table's meaning where its display changes.
+export function Table({ caption, columns, rows, keyOf, attrs, foot, isBare, isDense }) {
   const look = ({ number, wide, className = "" }) => [number && "number", wide && "wide", className].filter(Boolean).join(" ") || null;
   const line = (row, index) => html`<tr role="row" key=${keyOf ? keyOf(row) : index} ...${attrs?.(row)}>
     ${columns.map((one) => html`<td role="cell" class=${look(one)} data-label=${one.isHidden ? null : one.name}>${one.cell(row)}</td>`)}
   </tr>`;
-  const table = html`<table role="table" class="stacks">
+  const table = html`<table role="table" class=${isDense ? "stacks dense" : "stacks"}>
     <caption class="hidden">${caption}</caption>
     <thead role="rowgroup"><tr role="row">${columns.map((one) => html`<th role="columnheader" class=${look(one)}>${one.isHidden ? html`<span class="hidden">${one.name}</span>` : one.name}</th>`)}</tr></thead>
     <tbody role="rowgroup">${rows.map(line)}</tbody>

@@ -162,10 +162,12 @@ function Composer({ run, stop, isBusy, models, cards, settings, setSettings }) {
 // Keeps the end in view while text grows, unless the reader has scrolled up.
 function followEnd(element) {
   let follows = true;
+  let frame = 0;
+  const scroll = () => ((frame = 0), (element.scrollTop = element.scrollHeight));
   const scrolled = () => (follows = element.scrollHeight - element.scrollTop - element.clientHeight < 60);
-  const grown = new MutationObserver(() => follows && requestAnimationFrame(() => (element.scrollTop = element.scrollHeight)));
+  const grown = new MutationObserver(() => follows && (frame ||= requestAnimationFrame(scroll)));
   element.addEventListener("scroll", scrolled, { passive: true });
   grown.observe(element, { childList: true, subtree: true, characterData: true });
   element.scrollTop = element.scrollHeight;
-  return () => (grown.disconnect(), element.removeEventListener("scroll", scrolled));
+  return () => (cancelAnimationFrame(frame), grown.disconnect(), element.removeEventListener("scroll", scrolled));
 }

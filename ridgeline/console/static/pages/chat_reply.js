@@ -47,6 +47,8 @@ export function ReplyCard({ reply, card, earlier, isLast, canRetry, onRetry }) {
   </section>`;
 }
 
+const MOST_CHARACTERS = 4000; // of one frame: a long text that is already there comes over several
+
 // Written into the DOM at most once per frame, beside the components: a token costs no re-render.
 function ReplyText({ reply }) {
   const place = useRef();
@@ -54,14 +56,17 @@ function ReplyText({ reply }) {
     const text = markdownInto(place.current);
     let written = 0;
     let frame = 0;
+    const later = () => (frame ||= requestAnimationFrame(write));
     const write = () => {
       frame = 0;
-      if (written < reply.text.length) text.write(reply.text.slice(written));
-      written = reply.text.length;
-      if (!reply.isOpen) text.end();
+      const end = Math.min(written + MOST_CHARACTERS, reply.text.length);
+      if (written < end) text.write(reply.text.slice(written, end));
+      written = end;
+      if (written < reply.text.length) later();
+      else if (!reply.isOpen) text.end();
     };
     write();
-    const leave = reply.isOpen ? reply.on(() => (frame ||= requestAnimationFrame(write))) : () => {};
+    const leave = reply.isOpen ? reply.on(later) : () => {};
     return () => (leave(), cancelAnimationFrame(frame), place.current?.replaceChildren());
   }, [reply]);
   return html`<div class="markdown" ref=${place}></div>`;

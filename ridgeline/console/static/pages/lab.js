@@ -13,7 +13,7 @@ export default function Lab() {
   const kinds = ["all", ...new Set(reports.map((one) => one.kind))];
   if (open)
     return html`<div class="view">
-      <div class="toolbar"><button type="button" class="quiet square" aria-label="Back to the list" title="Back to the list" onClick=${() => setOpen(null)}>${icons.back}</button><h1>${open.title}</h1><${Badge} tone="accent">${open.kind}<//><span class="spread"></span><a href=${open.url} target="_blank" rel="noopener">Open on its own</a></div>
+      <div class="toolbar"><button type="button" class="quiet square" aria-label="Back to the list" title="Back to the list" onClick=${() => setOpen(null)}>${icons.back}</button><h1>Lab</h1><${Badge} tone="accent">${open.kind}<//><code class="faint">${open.path}</code><span class="spread"></span><a href=${open.url} target="_blank" rel="noopener">Open on its own</a></div>
       <iframe class="frame" src=${open.url} title=${open.title}></iframe>
     </div>`;
   return html`<div class="view">

@@ -52,6 +52,12 @@ const note = (frame) => {
 for (const frame of feed.past.get("metrics.frame") ?? []) note(frame);
 feed.on("metrics.frame", note);
 
+// The limit is in the chart while the output comes near it; else the output's line would lie on the axis.
+export function top([, out, limit]) {
+  const output = Math.max(0, ...out.filter((one) => one != null));
+  return Math.max(output, Math.min(Math.max(0, ...limit.filter((one) => one != null)), 3 * output));
+}
+
 export default function Live() {
   const [frame, setFrame] = useState(null);
   useEffect(() => feed.on("metrics.frame", setFrame), []);
@@ -83,7 +89,7 @@ function ModelPanel({ model }) {
         <${Figure} name="Prompt, computed" value=${rate(now.computed)} unit="tok/s" share=${prefill ? now.computed / prefill : null} of=${limitText(prefill ? now.computed / prefill : null, prefill)}
           formula=${`Σ prefill_tokens of the steps ÷ Δ time. Limit = prefill_tokens_per_s: peak arithmetic ÷ arithmetic of a token. With tokens found in the cache: ${rate(now.prompt)} tok/s.`} />
       </div>
-      <${Throughput} name=${model.name} frames=${frames} />
+      <${Throughput} name=${model.name} frames=${frames} limit=${now.limit} />
     </div>
     <div class="figures ruled">
       <${Figure} name="Running" value=${count(model.running ?? 0)} unit=${known.max_running ? `of ${count(known.max_running)}` : ""} formula="num_requests_running; max_running is the engine's setting." />
@@ -125,7 +131,7 @@ function recentHits(frames) {
   return asked ? difference(last, first, "prefix_hits") / asked : null;
 }
 
-function Throughput({ name, frames }) {
+function Throughput({ name, frames, limit }) {
   const place = useRef();
   const chart = useRef();
   useEffect(() => {
@@ -133,7 +139,7 @@ function Throughput({ name, frames }) {
     lineChart(place.current, [
       { label: "output", colour: "--accent", fill: true },
       { label: "limit", colour: "--strong-line", dash: [4, 4] },
-    ], { format: (value) => count(value) }).then((made) => (current ? (chart.current = made) : made.destroy()), () => {});
+    ], { format: (value) => count(value), most: top }).then((made) => (current ? (chart.current = made) : made.destroy()), () => {});
     return () => ((current = false), chart.current?.destroy());
   }, []);
   useEffect(() => {
@@ -141,7 +147,7 @@ function Throughput({ name, frames }) {
     chart.current?.set([shown.map((one) => one.at), shown.map((one) => one.rates.out), shown.map((one) => one.rates.limit)]);
   });
   return html`<div>
-    <div class="legend"><span><i style="--swatch: var(--accent)"></i>output tok/s</span><span><i class="dashed"></i>limit at this batch</span></div>
+    <div class="legend"><span><i style="--swatch: var(--accent)"></i>output tok/s</span><span><i class="dashed"></i>limit at this batch${limit ? `, ${rate(limit)} tok/s` : ""}</span></div>
     <div class="chart" ref=${place} role="img" aria-label=${`Output tokens per second of ${name} over the last five minutes, with the limit`}></div>
   </div>`;
 }
@@ -157,7 +163,7 @@ function StepTimes({ frames }) {
   const shown = bins.slice(from, to);
   const most = Math.max(...shown, 1);
   const edge = (index) => (index <= 0 ? "0" : ms(edges[index - 1]));
-  return html`<div>
+  return html`<div class="histogram">
     <div class="row"><h3>Step times, last minute</h3><span class="faint" title="wall_s of /debug/steps">${count(all)} steps</span></div>
     <div class="bars" role="img" aria-label=${`Histogram of ${count(all)} steps`}>
       ${all === 0 && html`<p class="faint">No step in the last minute.</p>`}

@@ -117,7 +117,7 @@ function List({ records, chosen, choose }) {
   const several = new Set(records.map((one) => one.model)).size > 1;
   const open = { name: "Record", isHidden: true, number: true, cell: (one) => html`<button type="button" class="quiet" aria-label=${`Record of ${one.id}`} onClick=${() => choose(one)}>Record</button>` };
   const columns = [...LIST.slice(0, 2), ...(several ? [MODEL] : []), ...LIST.slice(2), open];
-  return html`<${Table} caption=${`The last ${count(shown.length)} of ${count(records.length)} requests`} columns=${columns} rows=${shown} keyOf=${(one) => one.id}
+  return html`<${Table} caption=${`The last ${count(shown.length)} of ${count(records.length)} requests`} columns=${columns} rows=${shown} keyOf=${(one) => one.id} isDense
     attrs=${(one) => ({ class: "clickable", "aria-selected": chosen?.id === one.id, onClick: () => choose(one) })} />`;
 }
 

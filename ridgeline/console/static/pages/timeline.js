@@ -149,7 +149,8 @@ function axis(pen, ink, x, from, to, width, height) {
     pen.moveTo(x(at), 0);
     pen.lineTo(x(at), height - AXIS);
     pen.stroke();
-    pen.fillText(new Date(at).toLocaleTimeString([], { hour12: false }), x(at) + 4, height - 7);
+    const label = new Date(at).toLocaleTimeString([], { hour12: false });
+    if (x(at) + 4 + pen.measureText(label).width < width) pen.fillText(label, x(at) + 4, height - 7);
   }
 }
 
