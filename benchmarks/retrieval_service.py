@@ -1,6 +1,6 @@
 """What retrieval costs a server: the time until 1 MB of text is searchable, and what a search adds to TTFT.
 
-    python benchmarks/retrieval_service.py [--chunks 100000] [--rounds 10]
+    python benchmarks/retrieval_service.py [--chunks 100000] [--rounds 10] [--state FOLDER]
 
 Starts `ridgeline serve smollm2-135m all-minilm-l6-v2` over a prepared state directory with a vector store of
 --chunks chunks. Plain answers and answers with file_search are interleaved and read the same passages: the
@@ -168,15 +168,20 @@ def compared(client: OpenAI, rounds: int) -> dict[str, Any]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0] if __doc__ else None)
     parser.add_argument("--chunks", type=int, default=100_000, help="chunks of the prepared store")
+    parser.add_argument("--state", type=Path, help="keep the prepared state here, or use what is there")
+    parser.add_argument("--prepare", action="store_true", help="prepare --state and end")
     parser.add_argument("--rounds", type=int, default=10, help="pairs of answers")
     parser.add_argument("--megabytes", type=int, default=3, help="uploads of 1 MB")
     parser.add_argument("--json", type=Path, help="also write the figures here")
     args = parser.parse_args()
     with tempfile.TemporaryDirectory() as name:
-        folder = Path(name)
-        print(f"preparing {args.chunks} chunks …", file=sys.stderr)
-        asyncio.run(prepare(folder / "state" / "retrieval", args.chunks))
-        process, url = started(folder / "state", folder / "log")
+        state = args.state or Path(name) / "state"
+        if not (state / "retrieval").exists():
+            print(f"preparing {args.chunks} chunks …", file=sys.stderr)
+            asyncio.run(prepare(state / "retrieval", args.chunks))
+        if args.prepare:
+            return
+        process, url = started(state, Path(name) / "log")
         try:
             client = OpenAI(base_url=f"{url}/v1", api_key="unused", max_retries=0, timeout=600)
             figures = compared(client, args.rounds)

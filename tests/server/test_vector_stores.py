@@ -1,4 +1,7 @@
-"""/v1/vector_stores and file_search: the openai SDK, unmodified, and a real server with two real models."""
+"""/v1/vector_stores and file_search: the openai SDK, unmodified, and a real server with two real models.
+
+Slow tests run all of it again on PostgreSQL and Qdrant.
+"""
 
 from __future__ import annotations
 
@@ -14,6 +17,7 @@ import pytest
 from ridgeline.server.vector_stores.endpoints import ENDPOINTS, FILE, ONE
 from tests.conftest import LiveServer, await_ready, start_server
 from tests.patience import PATIENCE_S
+from tests.retrieval.real_stores import KINDS, store_flags
 from tests.server.documented import assert_answer
 
 TEA = (
@@ -25,10 +29,18 @@ MODEL = "smollm2-135m"
 Client = openai.OpenAI
 
 
+@pytest.fixture(scope="module", params=KINDS)
+def store_flags_here(request: pytest.FixtureRequest) -> Iterator[tuple[str, ...]]:
+    with store_flags(request.param) as flags:
+        yield flags
+
+
 @pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LiveServer]:
+def server(
+    tmp_path_factory: pytest.TempPathFactory, store_flags_here: tuple[str, ...]
+) -> Iterator[LiveServer]:
     folder = tmp_path_factory.mktemp("vector_stores")
-    flags = ("--state-dir", str(folder / "state"), "--deterministic")
+    flags = ("--state-dir", str(folder / "state"), "--deterministic", *store_flags_here)
     started = start_server(folder / "log", *flags, models=(MODEL, "all-minilm-l6-v2"))
     try:
         await_ready(started)
