@@ -2,9 +2,9 @@
 
     python benchmarks/console_soak.py [--seconds 3600] [--json FILE]
 
-Live, Requests and Chat are opened in turn, with a new conversation each time. The bounded lists (300 frames,
-2,000 requests) are full at the start, so growth up to a bound is not counted. Needs a Chromium (`.ci/services`
-installs it); light enough to run beside other work.
+Live, Requests and Chat are opened in turn, with a new conversation each time. The bounded lists (300
+frames, 2,000 requests) are full at the start, so growth up to a bound is not counted. Needs a Chromium
+(`.ci/services` installs it); light enough to run beside other work.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ TURNS = 5  # between two samples
 
 
 def shown(page: Any, selector: str, **state: Any) -> None:
-    """Wait for it. wait_for_selector would return a handle, which keeps nodes alive that the page has left."""
+    """Wait for it. wait_for_selector would return a handle, which keeps nodes that have left the page."""
     page.locator(selector).first.wait_for(**state)
 
 

@@ -1,8 +1,9 @@
 """Texts, queries and judgements for retrieval benchmarks, from files on this machine.
 
 Of three kinds: a folder with Cranfield's cran.all.1400, cran.qry and cranqrel; a folder in BEIR's layout
-(corpus.jsonl, queries.jsonl, qrels/test.tsv); a file of wikitext, whose headings are the queries. A paragraph of
-a heading's section is relevant (2), and so is one of the same article (1). No paragraph contains its headings.
+(corpus.jsonl, queries.jsonl, qrels/test.tsv); a file of wikitext, whose headings are the queries. A
+paragraph of a heading's section is relevant (2), and so is one of the same article (1). No paragraph contains
+its headings.
 """
 
 from __future__ import annotations
