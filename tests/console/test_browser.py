@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from ridgeline.server.config import ServerConfig
-from tests.console.browser import Tab, launched, tab_of
+from tests.console.browser import Tab, launched, tab_of, until
 from tests.console.threaded_stage import serving
 from tests.server.scripted_client import say
 from tests.server.stage import Stage
@@ -69,6 +69,30 @@ def test_a_reply_streams_as_markdown_and_nothing_in_it_is_fetched_or_run(tab: Ta
     assert shown.startswith(f"curl {tab.base_url}/v1/chat/completions")
     page.get_by_role("tab", name="Python").click()
     compile(page.locator("dialog pre").inner_text(), "snippet", "exec")
+
+
+def test_a_long_reply_is_whole_also_after_another_page_was_open(browser: Any) -> None:
+    """Its text is written in parts, and blocks out of sight are not laid out."""
+    lines = [f"- item {number} of the **long** list" for number in range(900)]
+    answer = "\n".join(lines) + "\n\n3. three\n4. four\n"
+    with (
+        serving(lambda: Stage(script=say(answer, pause_s=0.0))) as (url, _),
+        tab_of(browser, url) as tab,
+    ):
+        page = tab.open()
+        send(page, "a list")
+        page.wait_for_selector(".reply[data-state=done] .reply-foot")
+        items = "document.querySelectorAll('.markdown li').length"
+        for _ in range(2):
+            until(page, items, 902)
+            texts = page.evaluate(
+                "[...document.querySelectorAll('.markdown ul li')].map((li) => li.textContent)"
+            )
+            assert texts == [f"item {number} of the long list" for number in range(900)]
+            assert page.evaluate("document.querySelector('.markdown ol').start") == 3
+            page.click('nav a[href="#/requests"]')
+            page.wait_for_selector(".timeline")
+            page.click('nav a[href="#/chat"]')
 
 
 def test_the_page_asks_for_few_things_and_a_hidden_idle_tab_for_nothing(tab: Tab) -> None:

@@ -30,7 +30,7 @@ export async function lineChart(element, series, { format = String, height = 200
       height,
       cursor: { y: false, points: { size: 6 } },
       legend: { show: false },
-      scales: { x: { range: (_, __, high) => [high - seconds, high] }, y: { range: (plot, _, high) => [0, Math.max((most?.(plot.data) ?? high) * 1.1, 10)] } },
+      scales: { x: { range: (_, __, high) => ((high ||= Date.now() / 1000), [high - seconds, high]) }, y: { range: (plot, _, high) => [0, Math.max((most?.(plot.data) ?? high) * 1.1, 10)] } },
       axes: [{ ...axis, size: 30, grid: { show: false }, space: 90, values: (_, ticks) => ticks.map((at) => clock(at * 1000)) }, { ...axis, size: 58, space: 42, values: (_, ticks) => ticks.map(format) }],
       series: [
         {},
