@@ -34,6 +34,7 @@ ROOT = Path(__file__).parents[1]
 SIZES = {"desk": (1280, 800), "wide": (1440, 900), "tablet": (768, 1024), "phone": (360, 760)}
 MOST_BYTES = 150_000
 MODEL = "smollm2-135m"
+WAVES = 6  # of requests before Live's picture, for a chart with a past
 QUESTION = "Explain in three sentences why decoding is limited by memory bandwidth."
 
 
@@ -187,8 +188,10 @@ def server(camera: Camera, folder: Path) -> None:
         until_ready(f"{url}/ready", process)
 
         def live(page: Any) -> None:
-            for thread in traffic(url):
-                thread.join(2.5)
+            for wave in range(1 if camera.every else WAVES):
+                page.wait_for_timeout(3000 if wave % 2 else 500)
+                for thread in traffic(url):
+                    thread.join(2.5)
 
         def open_report(page: Any) -> None:
             reports(page)
