@@ -54,6 +54,14 @@ td[title], th[title] { text-decoration: underline dotted var(--line); text-under
   gap: var(--s5); }
 .wide { grid-column: 1 / -1; }
 footer { margin-top: var(--s7); color: var(--faint); font-size: var(--t-small); }
+@media (max-width: 640px) {
+  body { padding: var(--s5) var(--s4) var(--s6); }
+  .tiles { grid-template-columns: repeat(2, minmax(0, 1fr)); }
+  tr:has(td.words) { display: block; padding: var(--s2) 0; border-bottom: 1px solid var(--line); }
+  tr:has(td.words) td { display: block; padding: 1px 0; border: 0; min-width: 0; text-align: left;
+    white-space: normal; }
+  tr:has(td.words) td:first-child { font-weight: 600; }
+}
 @media print { body { max-width: none; } .charts > * { break-inside: avoid; } }
 """
     + CHART_STYLE
