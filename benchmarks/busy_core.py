@@ -30,7 +30,8 @@ from ridgeline.machine import allowed_cpus, compute_threads
 from ridgeline.models.files.pull import ensure
 from ridgeline.ops.cpu.library import ISA_VARIABLE, choose_isa
 
-PROMPT, TOKENS, STREAMS, BAR = 32, 64, (1, 8), 0.4
+PROMPT, TOKENS, STREAMS, BAR = 32, 128, (1, 8), 0.4
+PEER_TOKENS = 24  # llama.cpp may take seconds for each beside a busy core
 SPIN = """\
 import os, sys
 os.sched_setaffinity(0, {int(sys.argv[1])})
@@ -84,7 +85,9 @@ def main() -> None:
     if args.llama_cpp:
         peer = find(args.llama_cpp, compute_threads())
         flags = (*CACHES[0], "--poll", "0")  # of its settings the one that spins least
-        found["llama.cpp"] = compare(lambda n: peer.decode_rate(path, n, PROMPT, TOKENS, flags), args.repeats)
+        found["llama.cpp"] = compare(
+            lambda n: peer.decode_rate(path, n, PROMPT, PEER_TOKENS, flags), args.repeats
+        )
     print(
         f"{path.name}, {choose_isa(args.isa)}, {compute_threads()} threads, "
         f"load {os.getloadavg()[0]:.1f} at the end"

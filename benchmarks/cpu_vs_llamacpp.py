@@ -169,10 +169,13 @@ def main() -> None:
     for model in compared_models(bench.smollm2, bars):
         part = engine_rows(bench, model)
         if model.name == "smollm2":
-            part += http_rows(bench, bars.http_output, bars.ttft_warm) + process_rows(bench)
+            part += http_rows(bench, bars.http_output, bars.ttft_warm)
         if part:
             console.print(table_of(f"{model.title}, {bench.isa}", part))
         rows += part
+    if processes := process_rows(bench):
+        console.print(table_of(f"start and memory, {bench.isa}", processes))
+        rows += processes
     report = {
         "version": __version__,
         "peer": bench.peer.version(),

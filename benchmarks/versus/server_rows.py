@@ -5,9 +5,11 @@ Called by cpu_vs_llamacpp.py. The servers of a row run at the same time but are 
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 from pathlib import Path
 
+from ridgeline.models.files.pull import ensure
 from ridgeline.models.spec.cache_layout import CacheLayout
 from ridgeline.models.spec.read_spec import read_spec
 from versus import engine_rates
@@ -34,6 +36,12 @@ START_VARIANTS = [
     Variant("Q4_0", ("--no-warmup",)),
     Variant("Q4_1", ()),
 ]
+# A context of 512 tokens: the KV cache of both sides is not in use.
+LARGE_MEMORY_VARIANTS = [
+    Variant("Q4_K_M", (*F16, "-c", "512")),
+    Variant("Q4_K_M", (*F16, "-c", "512", "--no-repack")),
+]
+LARGE_MEMORY = 1.15  # of the file
 MEMORY_VARIANTS = [Variant("Q4_0", F16), Variant("Q4_0", (*F16, "--no-repack")), Variant("Q4_1", F16)]
 
 
@@ -134,10 +142,21 @@ def _http_limit(bench: Bench, row: Row, model: Path) -> float:
 # ---- start-up and memory ----
 
 
+@dataclass(frozen=True)
+class Case:
+    """A row with a new process for every sample, and how both sides start."""
+
+    row: Row
+    model: str
+    files: dict[str, Path]  # by format, ours first
+    variants: list[Variant]
+    measure: Callable[[servers.Server], float]
+    slots: int | None = None
+    flags: tuple[str, ...] = ()  # ours
+
+
 def process_rows(bench: Bench) -> list[Row]:
-    """A new process for every sample: to its first token, and its peak memory with the KV cache in use."""
-    start = Row("start", "serve to first token", "s", 1.5, higher_wins=False, at_most=1.0)
-    memory = Row("memory", f"peak RSS, 4-bit, {servers.KV_TOKENS} KV tokens", "MB", 1.2, higher_wins=False)
+    """A new process for every sample: to its first token, and its peak memory."""
 
     def seconds_to_token(rival: servers.Server) -> float:
         try:
@@ -145,44 +164,60 @@ def process_rows(bench: Bench) -> list[Row]:
         finally:
             rival.stop()
 
-    def peak_mb(rival: servers.Server) -> float:
+    def peak_mb(rival: servers.Server, fill: bool = True) -> float:
         try:
             rival.start()
-            servers.fill_kv(rival, bench.rng)
+            if fill:
+                servers.fill_kv(rival, bench.rng)
             return rival.peak_resident_bytes() / 1e6
         finally:
             rival.stop()
 
-    cases = (
-        (start, START_VARIANTS, seconds_to_token, None, ()),
-        (memory, MEMORY_VARIANTS, peak_mb, servers.STREAMS, ("--kv-tokens", str(servers.KV_TOKENS))),
-    )
-    rows: list[Row] = []
-    if any(bench.wanted(row.key) for row, *_ in cases) and "smollm2" not in bench.ceilings:
-        bench.ceilings["smollm2"] = measure_ceilings(bench, bench.smollm2["Q4_1"])
-    for row, variants, measure, slots, flags in cases:
-        if not bench.wanted(row.key):
-            continue
-        rows.append(row)
-        for number in range(bench.repeats):
-            mine = servers.ours("smollm2-135m", *flags)
-            row.ours.samples.append(
-                bench.sample(f"{number + 1}. {row.key} ours", lambda m=measure, s=mine: m(s))
+    kv = ("--kv-tokens", str(servers.KV_TOKENS))
+    start = Row("start", "serve to first token", "s", 1.5, higher_wins=False, at_most=1.0)
+    memory = Row("memory", f"peak RSS, 4-bit, {servers.KV_TOKENS} KV tokens", "MB", 1.2, higher_wins=False)
+    cases = [
+        Case(start, "smollm2-135m", bench.smollm2, START_VARIANTS, seconds_to_token),
+        Case(memory, "smollm2-135m", bench.smollm2, MEMORY_VARIANTS, peak_mb, servers.STREAMS, kv),
+    ]
+    if bench.wanted("qwen-coder.memory"):
+        file = ensure("qwen2.5-coder-1.5b").path
+        most = round(LARGE_MEMORY * file.stat().st_size / 1e6)
+        large = Row(
+            "qwen-coder.memory", "1.5B: peak RSS, KV cache not in use", "MB", 1.2, False, at_most=most
+        )
+        cases.append(
+            Case(
+                large, "qwen2.5-coder-1.5b", {"Q4_K_M": file}, LARGE_MEMORY_VARIANTS,
+                lambda rival: peak_mb(rival, fill=False), flags=kv,
             )
-            for variant in variants:
-                rival = servers.theirs(bench.peer, bench.smollm2[variant.format], variant, slots)
-                sample = bench.sample(f"{number + 1}. {row.key} {variant}", lambda m=measure, s=rival: m(s))
-                row.theirs.setdefault(str(variant), Figure()).samples.append(sample)
-        for figure, model in _figures_and_models(bench, row, variants):
-            size, spec = model.stat().st_size, read_spec(model)
-            if row is memory:
-                figure.limit = (size + servers.KV_TOKENS * CacheLayout.of(spec, 2).token_bytes) / 1e6
-            else:
-                figure.limit = size / bench.ceilings["smollm2"].read_bytes_per_s
-    return rows
+        )  # fmt: skip
+    return [_process_row(bench, case) for case in cases if bench.wanted(case.row.key)]
 
 
-def _figures_and_models(bench: Bench, row: Row, variants: list[Variant]) -> Iterable[tuple[Figure, Path]]:
-    yield row.ours, bench.smollm2["Q4_1"]
-    for variant in variants:
-        yield row.theirs[str(variant)], bench.smollm2[variant.format]
+def _process_row(bench: Bench, case: Case) -> Row:
+    row = case.row
+    for number in range(bench.repeats):
+        mine = servers.ours(case.model, *case.flags)
+        row.ours.samples.append(bench.sample(f"{number + 1}. {row.key} ours", lambda s=mine: case.measure(s)))
+        for variant in case.variants:
+            rival = servers.theirs(bench.peer, case.files[variant.format], variant, case.slots)
+            sample = bench.sample(f"{number + 1}. {row.key} {variant}", lambda s=rival: case.measure(s))
+            row.theirs.setdefault(str(variant), Figure()).samples.append(sample)
+    if row.key == "start" and "smollm2" not in bench.ceilings:
+        bench.ceilings["smollm2"] = measure_ceilings(bench, bench.smollm2["Q4_1"])
+    ours = next(iter(case.files.values()))
+    for figure, model in [(row.ours, ours)] + [
+        (row.theirs[str(v)], case.files[v.format]) for v in case.variants
+    ]:
+        figure.limit = _process_limit(bench, row, model)
+    return row
+
+
+def _process_limit(bench: Bench, row: Row, model: Path) -> float:
+    """The file read once; in memory the file, and the KV cache where it is in use."""
+    size = model.stat().st_size
+    if row.key == "start":
+        return size / bench.ceilings["smollm2"].read_bytes_per_s
+    kv_tokens = servers.KV_TOKENS if row.key == "memory" else 0
+    return (size + kv_tokens * CacheLayout.of(read_spec(model), 2).token_bytes) / 1e6
