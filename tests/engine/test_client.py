@@ -281,7 +281,8 @@ async def test_a_front_that_is_gone_is_told_of_once_and_written_to_no_more(engin
 
 
 async def test_all_that_a_step_adds_comes_in_one_message(smollm2_path):
-    """Eight requests at once, in a real engine: no more messages than steps, and each of many deltas."""
+    """Eight requests at once, in a real engine: no more messages than steps, and each of many deltas: one for
+    each request, or more where guesses were right."""
     params = SamplingParams(temperature=0.0, max_tokens=24, ignore_eos=True)
     async with await AsyncClient.start(str(smollm2_path), kv_tokens=4096) as client:
         sizes: list[int] = []
@@ -299,7 +300,7 @@ async def test_all_that_a_step_adds_comes_in_one_message(smollm2_path):
     assert [len(answer) for answer in answers] == [24] * 8
     assert sum(sizes) == 8 * 24
     assert len(sizes) <= stats.steps
-    assert max(sizes) == 8
+    assert max(sizes) >= 8
 
 
 async def test_the_engine_accepts_connections_again_after_too_many_open_files(engine, tokenizer, caplog):

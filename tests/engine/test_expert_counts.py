@@ -17,7 +17,8 @@ from tests.models.tiny_checkpoints import tiny_model
 
 PROMPTS = ([5, 9, 7, 30, 11], [8] * 20, [40])
 OUTPUT_TOKENS = 6
-FLOATS = {"weights": "float32", "kv_dtype": "float32", "kv_tokens": 1024, "threads": 1}
+# A wrong guess is computed, and counted, as well.
+FLOATS = {"weights": "float32", "kv_dtype": "float32", "kv_tokens": 1024, "threads": 1, "speculate": "off"}
 
 
 def counts_of(path: Path, backend: str) -> dict[int, list[int]]:

@@ -101,7 +101,7 @@ def test_a_launch_that_breaks_off_is_made_again_with_the_same_result(
         "set_row": (tested._sampler._state, "set_row", False),
         "flush": (tested._sampler._state, "_send", False),
         "send": (tested._inputs.block, "upload", False),
-        "forward": (tested.decoder, "forward", False),
+        "forward": (tested.decoder, "pieces", False),
         "masks": (tested._sampler, "_send_masks", False),
         "sampled": (tested._sampler, "sample", True),  # tokens are drawn and counted, and the result is lost
     }
@@ -146,7 +146,7 @@ def lost_device(monkeypatch: pytest.MonkeyPatch) -> Iterator[CudaRunner]:
         CudaRunner._raise_if_lost(tested, error)
 
     monkeypatch.setattr(tested, "_raise_if_lost", lost)
-    monkeypatch.setattr(tested.decoder, "forward", failing(tested.decoder.forward, {0}, RuntimeError("odd")))
+    monkeypatch.setattr(tested.decoder, "pieces", failing(tested.decoder.pieces, {0}, RuntimeError("odd")))
     return tested
 
 

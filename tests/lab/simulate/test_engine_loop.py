@@ -22,6 +22,7 @@ class ClockedDevice:
     """Computes nothing, and lets time pass as long as a step would take."""
 
     name = "clocked"
+    most_samples = 1 << 20
 
     def __init__(self, lookahead: int) -> None:
         self.lookahead = lookahead
