@@ -23,10 +23,19 @@ from ridgeline.models.decoders.cuda_step import DeviceStep
 from ridgeline.models.spec.model_spec import ModelSpec
 from ridgeline.models.spec.rope import RopeSpec
 from ridgeline.models.spec.rope_tables import rope_tables
-from ridgeline.models.weights.torch_weights import Weights, tensors_of
+from ridgeline.models.weights.torch_weights import (
+    MATRICES,
+    DeviceLayer,
+    Matrix,
+    Weights,
+    device_tensors_of,
+    there,
+)
 from ridgeline.ops.cuda.linear.gemv import gemv
 from ridgeline.ops.cuda.linear.linear import branch_splits, linear, uses_gemv
+from ridgeline.ops.cuda.low_bits.products import low_splits
 from ridgeline.ops.cuda.norm import embed_norm, norm_tile
+from ridgeline.ops.low_bits import LowBits
 
 
 class CudaDecoder:
@@ -43,7 +52,7 @@ class CudaDecoder:
     ) -> None:
         self.spec = spec
         self.stored = weights
-        self.weights = tensors = tensors_of(weights)
+        self.weights = tensors = device_tensors_of(weights)
         self.kv = kv
         self.buffers = buffers
         self.deterministic = deterministic
@@ -64,7 +73,7 @@ class CudaDecoder:
 
     def _build_layers(self, max_context: int) -> list[Layer]:
         spec, weights, buffers = self.spec, self.weights, self.buffers
-        device = weights.embed.device
+        device = there(weights.embed).device
         nothing = torch.empty(1, 0, device=device)
         ropes: dict[RopeSpec | None, RopeTables] = {
             rope: (torch.from_numpy(cos).to(device), torch.from_numpy(sin).to(device))
@@ -116,7 +125,8 @@ class CudaDecoder:
     @property
     def kinds_of_layers(self) -> list[int]:
         """Numbers of layers that together launch every kernel: the first of each kind, and the last."""
-        first = {layer: number for number, layer in reversed(list(enumerate(self.spec.layers)))}
+        kinds = [(layer, _formats(w)) for layer, w in zip(self.spec.layers, self.weights.layers, strict=True)]
+        first = {kind: number for number, kind in reversed(list(enumerate(kinds)))}
         return sorted({*first.values(), len(self._layers) - 1})
 
     def tap(self, layers: tuple[int, ...]) -> None:
@@ -141,7 +151,7 @@ class CudaDecoder:
             return self.logits(self.buffers.normed[: step.num_logits])
         residual, logits = (part[: step.num_tokens] for part in (self.buffers.residual, self.buffers.logits))
         norm, eps = self._final_norm.weight, self.spec.norm.eps
-        gemv(residual, self.weights.lm_head, logits, norm_weight=norm, eps=eps, bias=self._head_bias)
+        gemv(residual, there(self.weights.lm_head), logits, norm_weight=norm, eps=eps, bias=self._head_bias)
         return self._capped(logits)
 
     def _is_few(self, step: DeviceStep) -> bool:
@@ -186,7 +196,7 @@ class CudaDecoder:
         first = weights.layers[0]
         embed_norm(
             step.token_ids,
-            weights.embed,
+            there(weights.embed),
             spec.embedding_scale,
             first.attn_norm,
             spec.norm.eps,
@@ -199,18 +209,32 @@ class CudaDecoder:
             tile=self._tile,
         )
 
-    def _project(self, x: Tensor, weight: Tensor, out: Tensor, step: DeviceStep) -> Tensor:
+    def _project(self, x: Tensor, weight: Matrix, out: Tensor, step: DeviceStep) -> Tensor:
         """x · weightᵀ: in `out`'s first rows, or, if all rows are of one kind, as partial sums [S, T, N] in
         float32."""
         tokens, width = len(x), len(weight)
         result = out[:tokens]
         splits = 0
         if step.only_decodes or not step.num_decodes:
-            splits = branch_splits(tokens, width, x.shape[1], dtype=x.dtype, deterministic=self.deterministic)
+            splits = self._splits(x, weight)
         if splits:
             result = self.buffers.partials[: splits * tokens * width].view(splits, tokens, width)
-        linear(x, weight, result, deterministic=self.deterministic)
+        linear(x, weight, result, deterministic=self.deterministic, low=self.buffers.low)
         return result
+
+    def _splits(self, x: Tensor, weight: Matrix) -> int:
+        tokens, width = len(x), len(weight)
+        if not isinstance(weight, LowBits):
+            return branch_splits(tokens, width, x.shape[1], dtype=x.dtype, deterministic=self.deterministic)
+        splits = low_splits(tokens, weight, deterministic=self.deterministic)
+        room = len(self.buffers.partials) // (tokens * width)
+        return splits if splits <= room else 0
+
+
+def _formats(layer: DeviceLayer) -> tuple[object, ...]:
+    """Of a layer's matrices in 8 and 4 bits."""
+    held = ((name, getattr(layer, name)) for name in sorted(MATRICES - {"embed", "lm_head"}))
+    return tuple((name, m.format, m.order is None) for name, m in held if isinstance(m, LowBits))
 
 
 def _scaled(vector: Tensor | None, scale: float) -> Tensor | None:

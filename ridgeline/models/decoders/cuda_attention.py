@@ -15,7 +15,7 @@ from ridgeline.models.decoders.cuda_ffn import Project
 from ridgeline.models.decoders.cuda_step import DeviceStep
 from ridgeline.models.spec.mixers import Attention
 from ridgeline.models.spec.model_spec import NormSpec
-from ridgeline.models.weights.torch_weights import LayerTensors
+from ridgeline.models.weights.torch_weights import DeviceLayer
 from ridgeline.ops.cuda.attention.decode_attention import decode_attention
 from ridgeline.ops.cuda.attention.decode_config import decode_splits
 from ridgeline.ops.cuda.attention.prefill_attention import prefill_attention
@@ -37,7 +37,7 @@ class AttentionPart:
         self,
         mixer: Attention,
         norm: NormSpec,
-        weights: LayerTensors,
+        weights: DeviceLayer,
         kv: Tensor,
         buffers: Buffers,
         rope: RopeTables,

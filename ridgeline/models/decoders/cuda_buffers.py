@@ -10,15 +10,17 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ridgeline.models.decoders.cuda_workspace import gated_size, ungated_size
+from ridgeline.models.decoders.cuda_workspace import gated_size, low_scratch_sizes, ungated_size
 from ridgeline.models.spec.ffn import Experts
 from ridgeline.models.spec.model_spec import ModelSpec
+from ridgeline.models.weights.low_bit_plan import NOTHING_LOW, LowBitPlan
 from ridgeline.ops.cuda.attention.decode_combine import DecodeScratch, decode_scratch
 from ridgeline.ops.cuda.attention.decode_config import decode_splits
 from ridgeline.ops.cuda.attention.gather_kv import PrefillScratch, gather_scratch_tokens, make_prefill_scratch
 from ridgeline.ops.cuda.attention.shared_prefix import prefix_parts
 from ridgeline.ops.cuda.experts.scratch import ExpertsScratch, experts_scratch
 from ridgeline.ops.cuda.linear.linear import MOST_SPLIT, branch_splits
+from ridgeline.ops.cuda.low_bits.products import LowScratch
 
 NOTHING = torch.empty(0)
 
@@ -42,6 +44,7 @@ class Buffers:
     experts: ExpertsScratch | None = None
     shared: Tensor = NOTHING  # [T, h]: output of shared experts
     shared_scale: Tensor = NOTHING  # [T, 1]
+    low: LowScratch | None = None  # for matrices in 8 and 4 bits
 
     @classmethod
     def allocate(
@@ -52,6 +55,7 @@ class Buffers:
         tokens: int,
         logit_rows: int,
         max_context: int,
+        low: LowBitPlan = NOTHING_LOW,
     ) -> Buffers:
         heads, kv_heads, head_dim = spec.num_heads, spec.num_kv_heads, spec.head_dim
 
@@ -75,6 +79,7 @@ class Buffers:
             prefill=make_prefill_scratch(
                 gather_scratch_tokens(tokens, max_context), kv_heads, head_dim, dtype, device
             ),
+            low=LowScratch.empty(low_scratch_sizes(spec, low, tokens), dtype, device) if low.formats else None,
             **_for_experts(spec, dtype, device, tokens),
         )
 

@@ -16,7 +16,7 @@ from torch import Tensor
 from ridgeline.models.decoders.cuda_buffers import Buffers, part_of
 from ridgeline.models.decoders.cuda_step import DeviceStep
 from ridgeline.models.spec.ffn import Dense, Experts, Ffn
-from ridgeline.models.weights.torch_weights import LayerTensors, expert_matrices, there
+from ridgeline.models.weights.torch_weights import DeviceLayer, Matrix, expert_matrices, matrix_of, there
 from ridgeline.ops.cuda.activation import activated, gated
 from ridgeline.ops.cuda.experts.experts import experts
 from ridgeline.ops.cuda.experts.route import MOST_FEW, route, route_few
@@ -24,8 +24,9 @@ from ridgeline.ops.cuda.experts.scratch import ExpertsScratch
 from ridgeline.ops.cuda.experts.sparsemixer import sparsemixer
 from ridgeline.ops.cuda.linear.linear import gate_up, linear
 from ridgeline.ops.cuda.norm import WeightedRows
+from ridgeline.ops.low_bits import LowBits
 
-Project = Callable[[Tensor, Tensor, Tensor], Tensor]  # x, weight, out → rows, or partial sums
+Project = Callable[[Tensor, Matrix, Tensor], Tensor]  # x, weight, out → rows, or partial sums
 GatedActivation = Literal["silu", "gelu_tanh"]  # those that products with a gate compute themselves
 FUSED_ACTIVATIONS = ("silu", "gelu_tanh")
 
@@ -34,7 +35,7 @@ class FfnPart(Protocol):
     def branch(self, normed: Tensor, step: DeviceStep, project: Project) -> Tensor | WeightedRows: ...
 
 
-def build_ffn(ffn: Ffn, weights: LayerTensors, buffers: Buffers, *, deterministic: bool) -> FfnPart:
+def build_ffn(ffn: Ffn, weights: DeviceLayer, buffers: Buffers, *, deterministic: bool) -> FfnPart:
     if isinstance(ffn, Experts):
         return ExpertsPart(ffn, weights, buffers, deterministic)
     if not ffn.gated:
@@ -45,31 +46,31 @@ def build_ffn(ffn: Ffn, weights: LayerTensors, buffers: Buffers, *, deterministi
 class GatedPart:
     """down(act(gate) · up). The consumer adds the bias of the last product, with the residual."""
 
-    def __init__(self, ffn: Dense, weights: LayerTensors, buffers: Buffers, deterministic: bool) -> None:
+    def __init__(self, ffn: Dense, weights: DeviceLayer, buffers: Buffers, deterministic: bool) -> None:
         self._gated = _Gated(ffn.activation, weights, buffers, deterministic)
         self._weights, self._buffers = weights, buffers
 
     def branch(self, normed: Tensor, step: DeviceStep, project: Project) -> Tensor:
-        return project(self._gated(normed), there(self._weights.down), self._buffers.branch)
+        return project(self._gated(normed), matrix_of(self._weights.down), self._buffers.branch)
 
 
 class UngatedPart:
     """down(act(up)). The consumer adds the bias of the last product, with the residual."""
 
-    def __init__(self, ffn: Dense, weights: LayerTensors, buffers: Buffers) -> None:
+    def __init__(self, ffn: Dense, weights: DeviceLayer, buffers: Buffers) -> None:
         self._activation, self._weights, self._buffers = ffn.activation, weights, buffers
 
     def branch(self, normed: Tensor, step: DeviceStep, project: Project) -> Tensor:
         w = self._weights
-        inner = part_of(self._buffers.gated, len(normed), len(there(w.up)))
-        activated(project(normed, there(w.up), inner), inner, self._activation, w.up_bias)
-        return project(inner, there(w.down), self._buffers.branch)
+        inner = part_of(self._buffers.gated, len(normed), len(matrix_of(w.up)))
+        activated(project(normed, matrix_of(w.up), inner), inner, self._activation, w.up_bias)
+        return project(inner, matrix_of(w.down), self._buffers.branch)
 
 
 class ExpertsPart:
     """Routed experts, and the part that all tokens use where the family has one."""
 
-    def __init__(self, ffn: Experts, weights: LayerTensors, buffers: Buffers, deterministic: bool) -> None:
+    def __init__(self, ffn: Experts, weights: DeviceLayer, buffers: Buffers, deterministic: bool) -> None:
         self._ffn, self._weights, self._buffers = ffn, weights, buffers
         self._deterministic = deterministic
         self._gated = _Gated(ffn.activation, weights, buffers, deterministic) if ffn.shared_size else None
@@ -86,7 +87,10 @@ class ExpertsPart:
 
     def can_add(self) -> bool:
         """Whether `add` computes this kind, for up to MOST_FEW tokens."""
-        return self._gated is None and not self._deterministic and self._ffn.router.scores != "sparsemixer"
+        plain = not isinstance(self._weights.experts_gate_up, LowBits)
+        plain = plain and not isinstance(self._weights.experts_down, LowBits)
+        sparse = self._ffn.router.scores == "sparsemixer"
+        return plain and self._gated is None and not self._deterministic and not sparse
 
     def add(self, residual: Tensor, step: DeviceStep, eps: float) -> None:
         """The norm before the experts, and their sum added to the residual: three kernels."""
@@ -110,6 +114,7 @@ class ExpertsPart:
             clamp=ffn.clamp,
             scales_input=ffn.router.scales_input,
             deterministic=self._deterministic,
+            low=self._buffers.low,
             **options,
         )
 
@@ -145,12 +150,13 @@ class ExpertsPart:
     def _add_shared(self, normed: Tensor, out: Tensor) -> None:
         assert self._gated is not None
         w, shared = self._weights, self._buffers.shared[: len(normed)]
-        linear(self._gated(normed), there(w.down), shared, deterministic=self._deterministic)
+        low = self._buffers.low
+        linear(self._gated(normed), matrix_of(w.down), shared, deterministic=self._deterministic, low=low)
         if w.shared_scale is None:
             out.add_(shared)
             return
         scale = self._buffers.shared_scale[: len(normed)]
-        linear(normed, w.shared_scale, scale, deterministic=self._deterministic)
+        linear(normed, there(w.shared_scale), scale, deterministic=self._deterministic)
         out.addcmul_(shared, scale.sigmoid_())
 
 
@@ -162,26 +168,34 @@ def _scratch(buffers: Buffers) -> ExpertsScratch:
 class _Gated:
     """act(gate) · up, in buffers.gated."""
 
-    def __init__(self, activation: str, weights: LayerTensors, buffers: Buffers, deterministic: bool) -> None:
+    def __init__(self, activation: str, weights: DeviceLayer, buffers: Buffers, deterministic: bool) -> None:
         self._activation = activation
         self._weights, self._buffers, self._deterministic = weights, buffers, deterministic
 
     def __call__(self, normed: Tensor) -> Tensor:
         w, tokens = self._weights, len(normed)
-        width = len(there(w.gate_up))
+        width = len(matrix_of(w.gate_up))
         out = part_of(self._buffers.gated, tokens, width // 2)
         scratch = part_of(self._buffers.gate_up, tokens, width)
         if self._activation not in FUSED_ACTIVATIONS:
-            linear(normed, there(w.gate_up), scratch, w.gate_up_bias, deterministic=self._deterministic)
+            linear(
+                normed,
+                matrix_of(w.gate_up),
+                scratch,
+                w.gate_up_bias,
+                deterministic=self._deterministic,
+                low=self._buffers.low,
+            )
             gated(scratch, out, self._activation)
             return out
         gate_up(
             normed,
-            there(w.gate_up),
+            matrix_of(w.gate_up),
             out,
             cast(GatedActivation, self._activation),
             bias=w.gate_up_bias,
             scratch=scratch,
             deterministic=self._deterministic,
+            low=self._buffers.low,
         )
         return out

@@ -18,8 +18,8 @@ from ridgeline.models.decoders.cuda_ffn import FUSED_ACTIVATIONS, ExpertsPart, F
 from ridgeline.models.decoders.cuda_step import DeviceStep
 from ridgeline.models.spec.ffn import Dense
 from ridgeline.models.spec.model_spec import ModelSpec
-from ridgeline.models.weights.torch_weights import LayerTensors, there
-from ridgeline.ops.cuda.linear.gemv import gemv
+from ridgeline.models.weights.torch_weights import DeviceLayer, matrix_of
+from ridgeline.ops.cuda.linear.linear import fused_gemv
 
 Attend = Callable[[Tensor], None]  # qkv, bias included → buffers.attended
 
@@ -31,20 +31,20 @@ class FusedFfn(Protocol):
 class FusedLayer:
     """Rows of one token each: QKV with its norm, attention, the output projection and the FFN."""
 
-    def __init__(self, weights: LayerTensors, buffers: Buffers, eps: float, ffn: FusedFfn) -> None:
+    def __init__(self, weights: DeviceLayer, buffers: Buffers, eps: float, ffn: FusedFfn) -> None:
         self._weights, self._buffers, self._eps, self._ffn = weights, buffers, eps, ffn
 
     def forward(self, residual: Tensor, step: DeviceStep, attend: Attend) -> None:
         w, rows = self._weights, len(residual)
         qkv = self._buffers.qkv[:rows]
-        gemv(residual, w.qkv, qkv, norm_weight=w.attn_norm, eps=self._eps, bias=w.qkv_bias)
+        fused_gemv(residual, w.qkv, qkv, norm_weight=w.attn_norm, eps=self._eps, bias=w.qkv_bias)
         attend(qkv)
-        gemv(self._buffers.attended[:rows], w.o, None, residual=residual, bias=w.o_bias)
+        fused_gemv(self._buffers.attended[:rows], w.o, None, residual=residual, bias=w.o_bias)
         self._ffn.add(residual, step, self._eps)
 
 
 def fused_layer(
-    spec: ModelSpec, number: int, w: LayerTensors, ffn_part: FfnPart, buffers: Buffers, *, deterministic: bool
+    spec: ModelSpec, number: int, w: DeviceLayer, ffn_part: FfnPart, buffers: Buffers, *, deterministic: bool
 ) -> FusedLayer | None:
     """None for a layer of another kind, and in deterministic mode: fused products round differently."""
     layer = spec.layers[number]
@@ -61,14 +61,14 @@ def fused_layer(
 
 
 class FewDense:
-    def __init__(self, ffn: Dense, weights: LayerTensors, buffers: Buffers) -> None:
+    def __init__(self, ffn: Dense, weights: DeviceLayer, buffers: Buffers) -> None:
         self._activation = cast(GatedActivation, ffn.activation)
         self._weights, self._buffers = weights, buffers
 
     def add(self, residual: Tensor, step: DeviceStep, eps: float) -> None:
-        w, gate_up = self._weights, there(self._weights.gate_up)
+        w, gate_up = self._weights, matrix_of(self._weights.gate_up)
         gates = part_of(self._buffers.gated, len(residual), len(gate_up) // 2)
-        gemv(
+        fused_gemv(
             residual,
             gate_up,
             gates,
@@ -77,4 +77,4 @@ class FewDense:
             activation=self._activation,
             bias=w.gate_up_bias,
         )
-        gemv(gates, there(w.down), None, residual=residual, bias=w.down_bias)
+        fused_gemv(gates, matrix_of(w.down), None, residual=residual, bias=w.down_bias)

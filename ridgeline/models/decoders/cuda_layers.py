@@ -16,7 +16,7 @@ from ridgeline.models.decoders.cuda_ffn import FfnPart, Project
 from ridgeline.models.decoders.cuda_step import DeviceStep
 from ridgeline.models.spec.layer_spec import Norms
 from ridgeline.models.spec.model_spec import ModelSpec
-from ridgeline.models.weights.torch_weights import LayerTensors
+from ridgeline.models.weights.torch_weights import DeviceLayer
 from ridgeline.ops.cuda.norm import WeightedRows, add_norm
 
 Tile = tuple[int, int]
@@ -81,7 +81,7 @@ class Layer:
         self,
         spec: ModelSpec,
         norms: Norms,
-        weights: LayerTensors,
+        weights: DeviceLayer,
         attention: AttentionPart,
         ffn: FfnPart,
         following: NormWeights,

@@ -7,7 +7,10 @@ the sum before anything is loaded, so an entry may be a little too large, but ne
 from __future__ import annotations
 
 from ridgeline.models.spec.ffn import Dense, Experts
+from ridgeline.models.spec.mixers import Attention
 from ridgeline.models.spec.model_spec import ModelSpec
+from ridgeline.models.weights.low_bit_plan import NOTHING_LOW, LowBitPlan
+from ridgeline.ops.low_bit_formats import ScratchSizes
 
 LADDER_STEP = 32  # decode batches are padded to a size that has a graph
 SPLIT_TOKENS = 256  # larger steps do not split products
@@ -25,7 +28,12 @@ FLOAT_BYTES, INT_BYTES = 4, 4
 
 
 def workspace(
-    spec: ModelSpec, dtype_bytes: int, step_tokens: int, max_running: int, max_context: int
+    spec: ModelSpec,
+    dtype_bytes: int,
+    step_tokens: int,
+    max_running: int,
+    max_context: int,
+    low: LowBitPlan = NOTHING_LOW,
 ) -> dict[str, int]:
     """Bytes of every buffer, by name."""
     rows = -(-max_running // LADDER_STEP) * LADDER_STEP
@@ -53,9 +61,41 @@ def workspace(
         "experts": _experts(spec, dtype_bytes, tokens),
         "shared": tokens * hidden * dtype_bytes if shared else 0,
         "shared_scale": tokens * dtype_bytes if shared else 0,
+        "low_bits": _low_bits(spec, dtype_bytes, tokens, low),
         "inputs": (20 * tokens + 3 * kept_rows * (blocks + LADDER_STEP)) * INT_BYTES,
         "sampling": _sampling(spec.vocab_size, rows, kept_rows),
     }
+
+
+def low_scratch_sizes(spec: ModelSpec, low: LowBitPlan, tokens: int) -> ScratchSizes:
+    """What products with matrices in 8 and 4 bits share, for steps of up to `tokens` tokens."""
+    sizes = ScratchSizes()
+    for (number, name), format in low.formats.items():
+        layer = spec.layers[number]
+        mixer, ffn = layer.mixer, layer.ffn
+        assert isinstance(mixer, Attention) and ffn is not None
+        hidden, heads = spec.hidden_size, mixer.heads * mixer.head_dim
+        if isinstance(ffn, Experts) and name.startswith("experts"):
+            pairs = tokens * ffn.per_token
+            size = ffn.size
+            rows, columns, count = (2 * size, hidden, tokens) if "gate" in name else (hidden, size, pairs)
+            sizes = sizes.with_matrix(format, rows, columns, count, stack=True)
+            continue
+        size = ffn.dense_size
+        shape = {
+            "qkv": (heads + 2 * mixer.kv_heads * mixer.head_dim, hidden),
+            "o": (hidden, heads),
+            "gate_up": (2 * size, hidden),
+            "up": (size, hidden),
+            "down": (hidden, size),
+        }[name]
+        sizes = sizes.with_matrix(format, *shape, tokens)
+    return sizes
+
+
+def _low_bits(spec: ModelSpec, dtype_bytes: int, tokens: int, low: LowBitPlan) -> int:
+    sizes = low_scratch_sizes(spec, low, tokens)
+    return sizes.codes + sizes.steps * FLOAT_BYTES + sizes.wide * dtype_bytes
 
 
 def gated_size(spec: ModelSpec) -> int:

@@ -31,6 +31,8 @@ from ridgeline.models.weights.checkpoint import (
     stored_bytes,
 )
 from ridgeline.models.weights.layout import Piece
+from ridgeline.models.weights.low_bit_loading import fill_low_bits
+from ridgeline.models.weights.low_bit_plan import NOTHING_LOW, LowBitPlan
 from ridgeline.models.weights.mxfp4 import TYPE as MXFP4
 from ridgeline.models.weights.places import Place
 from ridgeline.models.weights.safetensors_source import SafetensorsSource
@@ -39,6 +41,7 @@ from ridgeline.models.weights.torch_weights import (
     Weights,
     allocate_weights,
     load_weights,
+    low_target,
     stored_target,
     target_rows,
 )
@@ -60,21 +63,28 @@ def stream_weights(
     *,
     rank: Rank = ALONE,
     stored_experts: bool = False,
+    low: LowBitPlan = NOTHING_LOW,
     readers: int = READERS,
     chunk_bytes: int = CHUNK_BYTES,
 ) -> Weights:
     """The checkpoint at `path` on the device. Other formats than safetensors use `load_weights`.
 
     `progress` is called with (elements copied, total elements), in the caller's thread. rank: reads the
-    shards of one of several processes. stored_experts: the experts are MXFP4, and stay it.
+    shards of one of several processes. stored_experts: the experts are MXFP4, and stay it. low: matrices that
+    are kept in 8 or 4 bits.
     """
     source = open_source(path, spec)
     if not isinstance(source, SafetensorsSource):
-        return load_weights(path, spec, dtype, progress, device, rank)
+        return load_weights(path, spec, dtype, progress, device, rank, low)
     places, shards = sharded_places(source, spec, path, rank)
     weights = allocate_weights(
-        spec, dtype, device, source.rope_divisors(), places, shards, stored_experts=stored_experts
+        spec, dtype, device, source.rope_divisors(), places, shards, stored_experts=stored_experts, low=low
     )
+    direct = {
+        piece: place
+        for piece, place in places.items()
+        if _is_direct(source, place) and low_target(weights, piece) is None
+    }
     transfer = _Transfer(torch.device(device), chunk_bytes)
     total = sum(math.prod(piece.shape) for piece in places)
     with ExitStack() as files:
@@ -82,13 +92,17 @@ def stream_weights(
         jobs = sorted(
             (
                 chunk
-                for piece, place in places.items()
-                if _is_direct(source, place)
+                for piece, place in direct.items()
                 for chunk in _chunks(source, place, opened, target_rows(weights, piece), chunk_bytes)
             ),
             key=lambda chunk: (chunk.path, chunk.offset),  # neighbours in a file are read in order
         )
-        done = _read_others(source, places, weights)
+        others = {piece: place for piece, place in places.items() if piece not in direct}
+        done = 0
+        for elements in _read_others(source, others, weights, low):
+            done += elements
+            if progress is not None:
+                progress(done, total)
         # Closed before the files: no reader outlives the file it reads.
         with closing(transfer.run(jobs, readers)) as reports:
             for sent in reports:
@@ -127,21 +141,20 @@ def _is_direct(source: SafetensorsSource, place: Place) -> bool:
     return place.first_row is not None and place.columns is None and source.is_verbatim(place.name)
 
 
-def _read_others(source: SafetensorsSource, places: dict[Piece, Place], weights: Weights) -> int:
-    """Read the pieces that are not one range of a file; returns their elements."""
-    done = 0
+def _read_others(
+    source: SafetensorsSource, places: dict[Piece, Place], weights: Weights, low: LowBitPlan
+) -> Iterator[int]:
+    """Read the pieces that are not one range of a file, or are packed; yields the elements of each."""
     for piece, place in places.items():
-        if _is_direct(source, place):
-            continue
-        done += math.prod(piece.shape)
-        stored = stored_target(weights, piece)
-        if stored is not None:
+        if (stored := stored_target(weights, piece)) is not None:
             _read_stored(source, piece, place, stored)
-            continue
-        flat = target_rows(weights, piece).view(-1)
-        for first, values in float_chunks(source, piece, place):
-            flat[first : first + len(values)].copy_(torch.from_numpy(values))
-    return done
+        elif (matrix := low_target(weights, piece)) is not None:
+            fill_low_bits(matrix, source, piece, place, as_stored=(piece.layer, piece.field) in low.stored)
+        else:
+            flat = target_rows(weights, piece).view(-1)
+            for first, values in float_chunks(source, piece, place):
+                flat[first : first + len(values)].copy_(torch.from_numpy(values))
+        yield math.prod(piece.shape)
 
 
 def _read_stored(source: SafetensorsSource, piece: Piece, place: Place, matrix: Mxfp4) -> None:
@@ -301,7 +314,11 @@ def _finish(
 ) -> None:
     """Finish the norms, and check every tensor: one sum each, read together."""
     sums = []
-    checked = {piece: place for piece, place in places.items() if stored_target(weights, piece) is None}
+    checked = {
+        piece: place
+        for piece, place in places.items()
+        if stored_target(weights, piece) is None and low_target(weights, piece) is None
+    }
     for piece in checked:
         rows = target_rows(weights, piece)
         if piece.is_norm and spec.norm.offset:

@@ -30,8 +30,11 @@ from ridgeline.models.weights.checkpoint import (
 )
 from ridgeline.models.weights.dequant import Floats
 from ridgeline.models.weights.layout import Piece, pieces
+from ridgeline.models.weights.low_bit_loading import fill_low_bits
+from ridgeline.models.weights.low_bit_plan import NOTHING_LOW, LowBitPlan
 from ridgeline.models.weights.places import Place
 from ridgeline.models.weights.shards import ALONE, WHOLE, Rank, Shard
+from ridgeline.ops.low_bits import LowBits
 from ridgeline.ops.mxfp4 import Mxfp4
 
 M = TypeVar("M")  # a matrix
@@ -62,15 +65,22 @@ MXFP4 = WeightFormat("mxfp4", ("words", "scales"), group=32)
 
 @dataclass(frozen=True, slots=True)
 class Weight:
-    """A matrix [out, in], or a stack of them [experts, out, in]."""
+    """A matrix [out, in], or a stack of them [experts, out, in]. low: its parts, where it is in 8 or 4 bits."""
 
     format: WeightFormat
     parts: Mapping[str, Tensor]
     shard: Shard = WHOLE
+    low: LowBits | None = None
 
     @staticmethod
     def dense(data: Tensor, shard: Shard = WHOLE) -> Weight:
         return Weight(DENSE[data.dtype], {"data": data}, shard)
+
+    @staticmethod
+    def in_low_bits(matrix: LowBits, shard: Shard = WHOLE) -> Weight:
+        parts = matrix.tensors
+        format = WeightFormat(str(matrix.format), tuple(parts), matrix.format.group or matrix.columns)
+        return Weight(format, parts, shard, matrix)
 
     @property
     def tensor(self) -> Tensor:
@@ -160,6 +170,11 @@ class DecoderWeights(Generic[M, E]):
 Weights = DecoderWeights[Weight, Weight]
 DecoderTensors = DecoderWeights[Tensor, Tensor | Mxfp4]
 LayerTensors = LayerWeights[Tensor, Tensor | Mxfp4]
+# As a device computes with them: matrices of 8 and 4 bits too.
+Matrix = Tensor | LowBits
+ExpertMatrix = Tensor | Mxfp4 | LowBits
+DeviceTensors = DecoderWeights[Matrix, ExpertMatrix]
+DeviceLayer = LayerWeights[Matrix, ExpertMatrix]
 # The fields of both classes that are matrices.
 MATRICES = frozenset(
     {"embed", "lm_head", "qkv", "o", "gate_up", "up", "down", "router", "shared_scale", *EXPERT_MATRICES}
@@ -182,6 +197,22 @@ def tensors_of(weights: Weights) -> DecoderTensors:
     )
 
 
+def device_tensors_of(weights: Weights) -> DeviceTensors:
+    """As `tensors_of`, for a decoder that computes with matrices in 8 and 4 bits."""
+    _require_whole(weights)
+    embed = weights.embed.tensor
+    return DecoderWeights(
+        embed=embed,
+        final_norm=weights.final_norm,
+        lm_head=embed if weights.lm_head is weights.embed else weights.lm_head.tensor,
+        layers=[_layer_tensors(layer, low=True) for layer in weights.layers],
+        final_norm_bias=weights.final_norm_bias,
+        lm_head_bias=weights.lm_head_bias,
+        positions=weights.positions,
+        rope_divisors=weights.rope_divisors,
+    )
+
+
 def _require_whole(weights: Weights) -> None:
     top = {"embed": weights.embed, "lm_head": weights.lm_head}
     for number, held in enumerate([top, *map(_fields, weights.layers)]):
@@ -194,22 +225,30 @@ def _require_whole(weights: Weights) -> None:
                 )
 
 
-def _layer_tensors(layer: LayerWeights[Weight, Weight]) -> LayerTensors:
+def _layer_tensors(layer: LayerWeights[Weight, Weight], *, low: bool = False) -> Any:
     def taken(held: Any) -> Any:
         if not isinstance(held, Weight):
             return held
+        if low and held.low is not None:
+            return held.low
         return held.stored if held.format is MXFP4 else held.tensor
 
     return LayerWeights(**{name: taken(held) for name, held in _fields(layer).items()})
 
 
-def there(tensor: Tensor | Mxfp4 | None) -> Tensor:
+def there(tensor: Tensor | Mxfp4 | LowBits | None) -> Tensor:
     """A tensor that the layer's description says it has."""
     assert isinstance(tensor, Tensor)
     return tensor
 
 
-def expert_matrices(matrices: Tensor | Mxfp4 | None) -> Tensor | Mxfp4:
+def matrix_of(matrix: Matrix | None) -> Matrix:
+    """A matrix that the layer's description says it has."""
+    assert matrix is not None
+    return matrix
+
+
+def expert_matrices(matrices: E | None) -> E:
     """Those of a layer that the description says has experts; as stored, where the backend asked for it."""
     assert matrices is not None
     return matrices
@@ -222,6 +261,7 @@ def load_weights(
     progress: Progress | None = None,
     device: torch.device | str = "cpu",
     rank: Rank = ALONE,
+    low: LowBitPlan = NOTHING_LOW,
 ) -> Weights:
     """Read a checkpoint: a directory in Hugging Face layout, a .safetensors file or a .gguf file.
 
@@ -230,9 +270,13 @@ def load_weights(
     """
     source = open_source(path, spec)
     places, shards = sharded_places(source, spec, path, rank)
-    weights = allocate_weights(spec, dtype, device, source.rope_divisors(), places, shards)
+    weights = allocate_weights(spec, dtype, device, source.rope_divisors(), places, shards, low=low)
     total, done = sum(math.prod(piece.shape) for piece in places), 0
     for piece, place in places.items():
+        if (matrix := low_target(weights, piece)) is not None:
+            fill_low_bits(matrix, source, piece, place, as_stored=(piece.layer, piece.field) in low.stored)
+            done += math.prod(piece.shape)
+            continue
         rows = target_rows(weights, piece)
         _read_into(rows, source, piece, place)
         if piece.is_norm and spec.norm.offset:
@@ -253,11 +297,15 @@ def random_weights(
     device: torch.device | str = "cpu",
     *,
     stored_experts: bool = False,
+    low: LowBitPlan = NOTHING_LOW,
 ) -> Weights:
     """Random weights of the right shapes and magnitudes, for measuring speed without a checkpoint."""
     generator = torch.Generator(device=device).manual_seed(seed)
-    weights = allocate_weights(spec, dtype, device, None, stored_experts=stored_experts)
+    weights = allocate_weights(spec, dtype, device, None, stored_experts=stored_experts, low=low)
     for piece in pieces(spec):
+        if (matrix := low_target(weights, piece)) is not None:
+            matrix.randomize(piece.first_row, piece.shape[0], generator)
+            continue
         if (stored := stored_target(weights, piece)) is not None:
             stored.words.random_(-(2**31), 2**31 - 1, generator=generator)
             stored.scales.random_(119, 122, generator=generator)
@@ -285,11 +333,12 @@ def allocate_weights(
     shards: Mapping[tuple[int | None, str], Shard] | None = None,
     *,
     stored_experts: bool = False,
+    low: LowBitPlan = NOTHING_LOW,
 ) -> Weights:
     """Uninitialised tensors for every piece; fused ones are sized by their last piece.
 
     held: the pieces of this process (default: all), and the shards of its tensors.
-    stored_experts: the experts' matrices as MXFP4.
+    stored_experts: the experts' matrices as MXFP4. low: those in 8 and 4 bits.
     """
     sizes: dict[tuple[int | None, str], tuple[int, ...]] = {}
     for piece in list(pieces(spec)) if held is None else held:
@@ -302,6 +351,9 @@ def allocate_weights(
         if stored_experts and field in EXPERT_MATRICES:
             stored = Mxfp4.empty(shape, device)
             return Weight(MXFP4, {"words": stored.words, "scales": stored.scales}, shard)
+        if layer is not None and (format := low.formats.get((layer, field))) is not None:
+            ordered = (layer, field) in low.ordered
+            return Weight.in_low_bits(LowBits.empty(format, shape, device, ordered=ordered), shard)
         tensor = torch.empty(shape, dtype=torch.float32 if field in small else dtype, device=device)
         return Weight.dense(tensor, shard) if field in MATRICES else tensor
 
@@ -330,6 +382,14 @@ def stored_target(weights: Weights, piece: Piece) -> Mxfp4 | None:
         return None
     matrix: Weight = getattr(weights.layers[piece.layer], piece.field)
     return matrix.stored if matrix.format is MXFP4 else None
+
+
+def low_target(weights: Weights, piece: Piece) -> LowBits | None:
+    """The matrix of a piece that is kept in 8 or 4 bits, of its expert; None for any other."""
+    if piece.layer is None or piece.field not in MATRICES:
+        return None
+    matrix: Weight = getattr(weights.layers[piece.layer], piece.field)
+    return None if matrix.low is None else matrix.low.of(piece.expert)
 
 
 def _fields(layer: LayerWeights[Any, Any]) -> dict[str, Any]:

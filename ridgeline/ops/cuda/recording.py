@@ -124,6 +124,8 @@ class _WithoutShapeChecks(TorchFunctionMode):
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func in (torch.mm, torch.addmm) and "out" in (kwargs or {}) and args[0].is_meta:
             return kwargs["out"]
+        if func is torch._scaled_mm and "out" in (kwargs or {}) and args[0].is_meta:
+            return kwargs["out"]
         if func is torch.cat and len(args) == 1 and args[0][0].is_meta:
             return args[0][0].new_empty(sum(map(len, args[0])), *args[0][0].shape[1:])
         return func(*args, **(kwargs or {}))

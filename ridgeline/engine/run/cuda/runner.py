@@ -44,6 +44,7 @@ from ridgeline.models.decoders.cuda import CudaDecoder
 from ridgeline.models.decoders.cuda_buffers import Buffers
 from ridgeline.models.decoders.cuda_step import DeviceStep
 from ridgeline.models.spec.model_spec import ModelSpec
+from ridgeline.models.weights.low_bit_plan import NOTHING_LOW, LowBitPlan
 from ridgeline.models.weights.torch_weights import Weights
 from ridgeline.ops.cuda.attention.prefill_attention import tile_tokens_of
 from ridgeline.ops.cuda.attention.shared_prefix import rows_per_tile
@@ -67,6 +68,7 @@ class CudaRunner:
         deterministic: bool = False,
         cuda_graphs: bool = True,
         kv_dtype: torch.dtype | None = None,
+        low: LowBitPlan = NOTHING_LOW,
     ) -> None:
         device, dtype = weights.embed.device, weights.embed.tensor.dtype
         on_gpu = device.type == "cuda"
@@ -80,7 +82,7 @@ class CudaRunner:
         self._stream = torch.cuda.Stream(device) if on_gpu else None  # type: ignore[no-untyped-call]
         self._counting = torch.cuda.Stream(device) if on_gpu else None  # type: ignore[no-untyped-call]
         self.kv = torch.empty(kv_shape, dtype=kv_dtype or dtype, device=device)
-        buffers = Buffers.allocate(spec, dtype, device, tokens, sizes[-1], max_context)
+        buffers = Buffers.allocate(spec, dtype, device, tokens, sizes[-1], max_context, low)
         self.decoder = CudaDecoder(spec, weights, self.kv, buffers, max_context, deterministic)
         # Twice max_running rows: finished sequences keep theirs until the step in flight has landed.
         num_rows = 2 * sizes[-1] + 8

@@ -21,6 +21,7 @@ from ridgeline.models.decoders.cuda import CudaDecoder
 from ridgeline.models.decoders.cuda_buffers import Buffers
 from ridgeline.models.decoders.cuda_step import DeviceStep
 from ridgeline.models.spec.model_spec import ModelSpec
+from ridgeline.models.weights.low_bit_plan import NOTHING_LOW, LowBitPlan
 from ridgeline.models.weights.torch_weights import allocate_weights
 from ridgeline.ops.cuda.attention.prefill_attention import tile_tokens_of
 from ridgeline.ops.cuda.attention.prefill_plan import ROW_FIELDS, PrefillViews, plan_prefill
@@ -65,19 +66,24 @@ class StepDryRun:
         block_size: int = 16,
         stored_experts: bool = False,
         verifies: bool = False,
+        low: LowBitPlan = NOTHING_LOW,
     ) -> None:
-        """verifies: some decode batches are tokens with their drafts"""
+        """low: of the weights; verifies: some decode batches are tokens with their drafts"""
         self.verifies = verifies and not deterministic
         self.max_rows, self.step_tokens = max_rows, max(step_tokens, max_rows)
         self.max_context = max_context
         self.deterministic = deterministic
-        buffers = Buffers.allocate(spec, dtype, NOWHERE, self.step_tokens, max_rows, max_context)
+        buffers = Buffers.allocate(spec, dtype, NOWHERE, self.step_tokens, max_rows, max_context, low)
         # Layers of one kind launch the same kernels; the last layer launches different ones.
-        few = replace(spec, layers=(*dict.fromkeys(spec.layers), spec.layers[-1]))
+        kinds: dict[object, int] = {}
+        for number, layer in enumerate(spec.layers):
+            kinds.setdefault((layer, low.of_layer(number)), number)
+        numbers = [*kinds.values(), spec.num_layers - 1]
+        few = replace(spec, layers=tuple(spec.layers[number] for number in numbers))
         num_layers = max(spec.num_layers, few.num_layers)
         kv_shape = (num_layers, num_blocks, spec.num_kv_heads, 2, block_size, spec.head_dim)
         self._kv = torch.empty(kv_shape, dtype=dtype, device=NOWHERE)
-        weights = allocate_weights(few, dtype, NOWHERE, None, stored_experts=stored_experts)
+        weights = allocate_weights(few, dtype, NOWHERE, None, stored_experts=stored_experts, low=low.of_layers(numbers))
         self._decoder = CudaDecoder(few, weights, self._kv, buffers, max_context, deterministic)
         self._tables = _ints(2 * max_rows + 8, -(-max_context // block_size))
         self._block_size = block_size

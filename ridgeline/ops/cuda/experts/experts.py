@@ -1,6 +1,6 @@
 """Chooses the kernels of routed experts by the number of tokens; the specification is `reference.experts`.
 
-`pairs` for a few tokens, `grouped` beyond; in deterministic mode `grouped` with one tile shape for every
+`pairs` for a few tokens, `grouped` beyond; matrices in 8 bits are always grouped; in deterministic mode `grouped` with one tile shape for every
 number of tokens, so that a token's result has the same bits in every batch.
 """
 
@@ -10,6 +10,7 @@ from torch import Tensor
 
 from ridgeline.ops.cuda.experts.group import group
 from ridgeline.ops.cuda.experts.grouped import combine, down_grouped, gate_up_grouped, row_block
+from ridgeline.ops.cuda.experts.low_bits import down_low, gate_up_low
 from ridgeline.ops.cuda.experts.mxfp4 import down_mxfp4, gate_up_mxfp4
 from ridgeline.ops.cuda.experts.mxfp4_pairs import down_mxfp4_pairs, gate_up_mxfp4_pairs
 from ridgeline.ops.cuda.experts.mxfp4_tiles import (
@@ -20,7 +21,9 @@ from ridgeline.ops.cuda.experts.mxfp4_tiles import (
 )
 from ridgeline.ops.cuda.experts.pairs import down_pairs, gate_up_pairs
 from ridgeline.ops.cuda.experts.scratch import ExpertsScratch
+from ridgeline.ops.cuda.low_bits.products import LowScratch
 from ridgeline.ops.cuda.norm import WeightedRows
+from ridgeline.ops.low_bits import LowBits
 from ridgeline.ops.mxfp4 import Mxfp4
 
 MOST_PAIRED = 4  # tokens; beyond, pairs share experts too often
@@ -32,8 +35,8 @@ def experts(
     x: Tensor,
     chosen: Tensor,
     weights: Tensor,
-    gate_up: Tensor | Mxfp4,
-    down: Tensor | Mxfp4,
+    gate_up: Tensor | Mxfp4 | LowBits,
+    down: Tensor | Mxfp4 | LowBits,
     out: Tensor,
     activation: str,
     scratch: ExpertsScratch,
@@ -45,6 +48,7 @@ def experts(
     deterministic: bool = False,
     adds: bool = False,
     sums: bool = True,
+    low: LowScratch | None = None,
 ) -> Tensor | WeightedRows:
     """out [T, hidden] = Σ weight · expert(x) over a token's chosen experts; `adds`, for up to MOST_PAIRED
     tokens: added to what is in `out`. Returns out, or without `sums` perhaps the rows to be summed.
@@ -79,7 +83,13 @@ def experts(
         block_t = min(block_t, MOST_ROWS)
     groups = scratch.groups
     capacity = group(chosen, groups, num, block_t)
-    if isinstance(gate_up, Mxfp4):
+    if isinstance(gate_up, LowBits):
+        assert not scales_input and low is not None, "experts in 8 bits take their input as it is"
+        gate_up_low(
+            x, weights, groups, capacity, block_t, gate_up, inner, activation, low,
+            bias=gate_up_bias, clamp=clamp,
+        )  # fmt: skip
+    elif isinstance(gate_up, Mxfp4):
         assert not scales_input, "MXFP4 experts take their input as it is"
         shared = (x, weights, groups, capacity, block_t, gate_up, inner)
         if tiled and clamp is not None:
@@ -91,7 +101,10 @@ def experts(
             x, weights, groups, capacity, block_t, gate_up, inner, activation,
             bias=gate_up_bias, clamp=clamp, scales_input=scales_input,
         )  # fmt: skip
-    if isinstance(down, Mxfp4):
+    if isinstance(down, LowBits):
+        assert low is not None
+        down_low(inner, weights, groups, capacity, block_t, down, results, low, bias=down_bias)
+    elif isinstance(down, Mxfp4):
         second = down_mxfp4_tiles if tiled else down_mxfp4
         second(inner, weights, groups, capacity, block_t, down, results, bias=down_bias)
     else:
@@ -102,6 +115,6 @@ def experts(
     return out
 
 
-def _both_tile(gate_up: Tensor | Mxfp4, down: Tensor | Mxfp4) -> bool:
+def _both_tile(gate_up: Tensor | Mxfp4 | LowBits, down: Tensor | Mxfp4 | LowBits) -> bool:
     stored = isinstance(gate_up, Mxfp4) and isinstance(down, Mxfp4)
     return stored and can_tile(gate_up) and can_tile(down)  # type: ignore[arg-type]

@@ -7,7 +7,7 @@ rows for every multiprocessor, the result is the float32 partial sums [S, T, N]:
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -16,6 +16,9 @@ from ridgeline.ops.cuda.activation import gated
 from ridgeline.ops.cuda.linear.gemm import fixed_linear, gated_linear, linear_into, split_linear
 from ridgeline.ops.cuda.linear.gemm_stream import can_stream, shapes_stream, stream_config, stream_linear
 from ridgeline.ops.cuda.linear.gemv import gemv
+from ridgeline.ops.cuda.low_bits.gemv import low_gemv
+from ridgeline.ops.cuda.low_bits.products import LowScratch, low_linear
+from ridgeline.ops.low_bits import LowBits
 
 # Measured on an H200; the tables are in docs/performance/gpu-ledger.md.
 MOST_GEMV = 1  # tokens; beyond, its arithmetic costs more than reading the weights
@@ -39,13 +42,31 @@ def branch_splits(
     return splits if splits > 1 else 0
 
 
+def fused_gemv(x: Tensor, weight: Tensor | LowBits, out: Tensor | None = None, **options: Any) -> None:
+    """`gemv` with a matrix of any format, where `uses_gemv`."""
+    if isinstance(weight, LowBits):
+        low_gemv(x, weight, out, **options)
+    else:
+        gemv(x, weight, out, **options)
+
+
 def linear(
-    x: Tensor, weight: Tensor, out: Tensor, bias: Tensor | None = None, *, deterministic: bool = False
+    x: Tensor,
+    weight: Tensor | LowBits,
+    out: Tensor,
+    bias: Tensor | None = None,
+    *,
+    deterministic: bool = False,
+    low: LowScratch | None = None,
 ) -> None:
     """x [T, K] times weight [N, K] transposed: into [T, N], plus bias, or as partial sums [S, T, N] float32.
 
-    Partial sums do not include the bias: their consumer adds it.
+    Partial sums do not include the bias: their consumer adds it. low: for matrices in 8 and 4 bits.
     """
+    if isinstance(weight, LowBits):
+        assert low is not None, "matrices in 8 and 4 bits need scratch memory"
+        low_linear(x, weight, out, bias, scratch=low, deterministic=deterministic)
+        return
     tokens, k = x.shape
     n = weight.shape[0]
     if out.dim() == 3:
@@ -70,17 +91,22 @@ def linear(
 
 def gate_up(
     x: Tensor,
-    weight: Tensor,
+    weight: Tensor | LowBits,
     out: Tensor,
     activation: Literal["silu", "gelu_tanh"],
     bias: Tensor | None = None,
     *,
     scratch: Tensor | None = None,
     deterministic: bool = False,
+    low: LowScratch | None = None,
 ) -> None:
     """out [T, F] = act(gate) · up of x [T, K] and weight [2F, K]. scratch [T, 2F] where `needs_scratch`."""
     tokens = x.shape[0]
-    if not needs_scratch(tokens, weight, deterministic=deterministic):
+    if isinstance(weight, LowBits):
+        if tokens <= MOST_GEMV and not deterministic:
+            low_gemv(x, weight, out, activation=activation, bias=bias)
+            return
+    elif not needs_scratch(tokens, weight, deterministic=deterministic):
         if tokens <= MOST_GEMV:
             gemv(x, weight, out, activation=activation, bias=bias)
         elif can_stream(tokens, weight):
@@ -89,7 +115,7 @@ def gate_up(
             gated_linear(x, weight, out, activation, bias)
         return
     assert scratch is not None, f"{tokens} tokens need a scratch of [T, 2F]"
-    linear(x, weight, scratch, bias, deterministic=deterministic)
+    linear(x, weight, scratch, bias, deterministic=deterministic, low=low)
     gated(scratch, out, activation)
 
 

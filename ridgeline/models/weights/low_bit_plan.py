@@ -1,0 +1,245 @@
+"""Which matrices a GPU keeps in 8 or 4 bits, and in which format: decided before a weight is read.
+
+As a file stores them, where a kernel computes that format; rounded when they are loaded, where `--weights` asks
+for it; in 16 bits otherwise. Embeddings, the head, norms and routers always stay in 16 bits, and so does what
+the policy keeps. Rows that lie in one matrix (queries, keys, values) must have one format. Imports no torch.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Literal
+
+import numpy as np
+
+from ridgeline.models.quantized.format import QuantFormat
+from ridgeline.models.quantized.packings import StoredMatrix
+from ridgeline.models.spec.families import FAMILIES
+from ridgeline.models.spec.ffn import Experts
+from ridgeline.models.spec.model_spec import ModelSpec
+from ridgeline.models.weights.checkpoint import TensorSource
+from ridgeline.models.weights.layout import Piece
+from ridgeline.models.weights.places import Place, find_places
+from ridgeline.ops.low_bit_formats import ONLINE, PLANE, LowBitFormat, padded_columns
+
+# The matrices of a layer that may be kept, by part.
+PARTS = {
+    "attention": ("qkv", "o"),
+    "ffn": ("gate_up", "up", "down"),
+    "experts": ("experts_gate_up", "experts_down"),
+}
+PART_OF = {name: part for part, names in PARTS.items() for name in names}
+ALWAYS_KEPT = ("lm_head", "embed", "norms", "router")
+Matrix = tuple[int, str]  # the layer, and the field of LayerWeights
+
+
+@dataclass(frozen=True, slots=True)
+class LowBitPlan:
+    """formats: of the matrices that are kept
+    stored:  of them, those that a file has in this format; the others are rounded
+    ordered: those whose columns are in another order (act-order)
+    notes:   how many matrices are computed in which way, for the start-up message
+    """
+
+    formats: Mapping[Matrix, LowBitFormat] = field(default_factory=dict)
+    stored: frozenset[Matrix] = frozenset()
+    ordered: frozenset[Matrix] = frozenset()
+    notes: tuple[str, ...] = ()
+
+    def of_layer(self, layer: int) -> tuple[tuple[str, LowBitFormat, bool], ...]:
+        """What distinguishes the kernels of a layer from those of others of its kind."""
+        own = [(name, each) for (number, name), each in self.formats.items() if number == layer]
+        return tuple((name, each, (layer, name) in self.ordered) for name, each in own)
+
+    def of_layers(self, layers: Sequence[int]) -> LowBitPlan:
+        """The plan of a model whose layers are these, in this order."""
+        every = [(new, old, name) for new, old in enumerate(layers) for number, name in self.formats if number == old]
+        ordered = frozenset((new, name) for new, old, name in every if (old, name) in self.ordered)
+        return LowBitPlan({(new, name): self.formats[old, name] for new, old, name in every}, ordered=ordered)
+
+    def format_of(self, piece: Piece) -> LowBitFormat | None:
+        return None if piece.layer is None else self.formats.get((piece.layer, piece.field))
+
+
+NOTHING_LOW = LowBitPlan()
+
+
+def low_bit_plan(
+    spec: ModelSpec,
+    weights: str,
+    keep: Iterable[str] = (),
+    source: TensorSource | None = None,
+    *,
+    has_fp8: bool = True,
+) -> LowBitPlan:
+    """weights: auto, or a key of ONLINE. source: the opened checkpoint; None: random weights of the spec's format.
+
+    has_fp8: whether the GPU multiplies FP8; if not, what is stored in it is expanded.
+    """
+    if weights not in ("auto", *ONLINE) or (weights == "auto" and spec.quantization is None):
+        return NOTHING_LOW
+    policy = KeepPolicy(keep)
+    pieces = _matrices(spec, source)
+    formats: dict[Matrix, LowBitFormat] = {}
+    stored: set[Matrix] = set()
+    ordered: set[Matrix] = set()
+    outcomes: Counter[str] = Counter()
+    for matrix, places in pieces.items():
+        found = [_stored_format(spec, source, piece, place) for piece, place in places]
+        words = {_words(spec, source, piece, place) for piece, place in places} - {""}
+        kept, is_ordered, why = _common(found, expert=PART_OF[matrix[1]] == "experts")
+        if kept is not None and kept.element == "fp8" and not has_fp8:
+            kept, why = None, "this GPU does not multiply FP8"
+        chosen = kept
+        if weights in ONLINE and (kept is None or kept.element != weights):
+            chosen, is_ordered = ONLINE[weights], False
+            if chosen.element == "int4" and PART_OF[matrix[1]] == "experts":
+                chosen, why = None, "experts are not computed in int4"
+        ffn = spec.layers[matrix[0]].ffn
+        if chosen and isinstance(ffn, Experts) and ffn.router.scales_input and PART_OF[matrix[1]] == "experts":
+            chosen, why = None, "experts whose inputs are scaled are not computed in 8 bits"
+        if policy.keeps(*matrix):
+            chosen, why = None, "the policy keeps them"
+        text = " and ".join(sorted(words)) or "16 bits"
+        if chosen is None:
+            if words or why.startswith("experts"):
+                outcomes[f"stored as {text} are expanded to 16 bits: {why or 'no GPU kernel computes it'}"] += 1
+            continue
+        formats[matrix] = chosen
+        if is_ordered:
+            ordered.add(matrix)
+        if chosen is kept:
+            stored.add(matrix)
+            outcomes[f"stored as {text} are computed as stored, in {chosen}"] += 1
+        else:
+            outcomes[f"stored as {text} are rounded to {chosen} (--weights {weights})"] += 1
+    notes = tuple(f"{count} matrices {text}" for text, count in outcomes.items())
+    return LowBitPlan(formats, frozenset(stored), frozenset(ordered), notes)
+
+
+class KeepPolicy:
+    """Names of what stays in 16 bits: lm_head; layers.3; layers.3.attention; ffn; layers.0.ffn.down; …"""
+
+    def __init__(self, names: Iterable[str]) -> None:
+        self._names = [tuple(name.split(".")) for name in names if name not in ALWAYS_KEPT]
+
+    def keeps(self, layer: int, name: str) -> bool:
+        path = ("layers", str(layer), PART_OF[name], name)
+        return any(
+            words in (path[: len(words)], path[2 : 2 + len(words)], path[3 : 3 + len(words)])
+            for words in self._names
+        )
+
+
+def wrong_keep(name: str, num_layers: int | None = None) -> str | None:
+    """Why a name of the policy means nothing; None if it is right."""
+    if name in ALWAYS_KEPT:
+        return None
+    words = name.split(".")
+    if words[0] == "layers":
+        if len(words) < 2 or not words[1].isdigit():
+            return f"{name!r} has no layer number: write layers.0"
+        if num_layers is not None and int(words[1]) >= num_layers:
+            return f"{name!r}: the model has layers 0 to {num_layers - 1}"
+        words = words[2:]
+    if not words:
+        return None
+    known = [[part] for part in PARTS] + [[each] for each in PART_OF]
+    known += [[part, each] for each, part in PART_OF.items()]
+    if words in known:
+        return None
+    return f"{name!r} is not known: use lm_head, layers.N, or one of {', '.join([*PARTS, *PART_OF])}"
+
+
+def _matrices(spec: ModelSpec, source: TensorSource | None) -> dict[Matrix, list[tuple[Piece, Place]]]:
+    places = source.places() if source is not None else find_places(spec, FAMILIES[spec.family].hf_names)
+    found: dict[Matrix, list[tuple[Piece, Place]]] = {}
+    for piece, place in places.items():
+        if piece.layer is not None and piece.field in PART_OF:
+            found.setdefault((piece.layer, piece.field), []).append((piece, place))
+    return found
+
+
+Found = tuple[LowBitFormat | None, tuple[int, ...] | None]  # the format, and the groups of its columns
+
+
+def _stored_format(spec: ModelSpec, source: TensorSource | None, piece: Piece, place: Place) -> Found:
+    if place.columns is not None:
+        return None, None
+    if source is None:
+        scheme = spec.quantization
+        format = None if scheme is None else scheme.format_of(place.name.removesuffix(".weight"))
+        return (None if format is None else device_format(format, piece.shape[1])), None
+    matrix = source.matrix(place.name)
+    if matrix is None:
+        return None, None
+    groups = matrix.read(np.arange(1)).groups if matrix.is_act_order else None
+    return _format_of_matrix(matrix), None if groups is None else tuple(groups.tolist())
+
+
+def _words(spec: ModelSpec, source: TensorSource | None, piece: Piece, place: Place) -> str:
+    """The file's format of a quantized matrix; empty if it is none."""
+    if source is None:
+        scheme = spec.quantization
+        format = None if scheme is None else scheme.format_of(place.name.removesuffix(".weight"))
+    else:
+        matrix = source.matrix(place.name)
+        format = None if matrix is None else matrix.format
+    return "" if format is None else str(format)
+
+
+def _common(found: list[Found], *, expert: bool) -> tuple[LowBitFormat | None, bool, str]:
+    """(the format that all pieces have, whether columns are reordered, why there is none)."""
+    kinds = {format for format, _ in found}
+    orders = {groups for _, groups in found}
+    if len(kinds) > 1 or len(orders) > 1:
+        return None, False, "parts of a fused matrix differ"
+    (format,), (groups,) = kinds, orders
+    if format is None:
+        return None, False, ""
+    if expert and format.element == "int4":
+        return None, False, "experts are not computed in int4"
+    if groups is None:
+        return format, False, ""
+    sizes = Counter(groups)
+    if format.element != "int4" or any(size != format.group for size in sizes.values()):
+        return None, False, "its columns are in an order that has no whole groups"
+    return format, True, ""
+
+
+def _format_of_matrix(matrix: StoredMatrix) -> LowBitFormat | None:
+    format = device_format(matrix.format, matrix.shape[1])
+    if format is None or format.zeros or matrix.format.packing != "gptq":
+        return format
+    # GPTQ has zero points in every file; only the tensor says whether they are all in the middle.
+    has_zeros = matrix.parameters(np.arange(matrix.shape[0]))[1] is not None
+    if not has_zeros:
+        return format
+    return LowBitFormat("int4", format.group, zeros=True, scale=format.scale) if format.element == "int4" else None
+
+
+def device_format(format: QuantFormat, columns: int) -> LowBitFormat | None:
+    """The GPU's format with the same values; None if there is none."""
+    wide = format.group[1]
+    element: dict[str, Literal["fp8", "int8", "int4"]] = {"e4m3": "fp8", "int8": "int8", "int4": "int4"}
+    kind = element.get(format.element)
+    if kind is None or wide % PLANE or format.tensor_scale or format.packing in ("bnb4", "bnb8"):
+        return None
+    if kind == "int4":
+        scale = format.scale if format.scale in ("float16", "bfloat16") else "float32"
+        return LowBitFormat("int4", wide or padded_columns(columns), zeros=format.zero_point, scale=scale)
+    if format.zero_point or format.act_order:
+        return None
+    asked = format.activations
+    same = asked is not None and asked.element == format.element and asked.scale == "float32"
+    # Static steps are replaced by those of each token; another grouping than the weights' is not computed.
+    fits = same and asked is not None and (asked.group == wide or (asked.static and not wide))
+    return LowBitFormat(kind, wide, inputs=fits)
+
+
+def rounds_other_than_asked(format: QuantFormat, columns: int) -> bool:
+    """Whether the file asks for rounded inputs, and its matrices are computed without."""
+    kept = device_format(format, columns)
+    return kept is not None and format.activations is not None and not kept.inputs
