@@ -9,11 +9,14 @@ from typing import Any, Literal
 from ridgeline.engine.errors import InvalidConfig
 from ridgeline.models.files.generation_config import parse_overrides
 from ridgeline.models.spec.coverage import WEIGHT_FORMATS, Backend
+from ridgeline.models.weights.keep_policy import wrong_keep
 from ridgeline.options import OptionError, by_name, nearest, option
 
 TEXT_DRAFTERS = ("ngram", "suffix")
 DRAFTERS = ("auto", "off", *TEXT_DRAFTERS)
 KERNEL_BLOCK_SIZE = 16  # tokens of a KV block in the native library and in the GPU's kernels
+# Backends with a KV cache of fewer than 16 bits.
+KV_BACKENDS = {"fp8": ("cuda",), "int8": ("native", "cuda"), "int4": ("native",)}
 # Minimum of each setting; a context of two holds one prompt token and one output token.
 _LEAST = {
     "max_context": 2,
@@ -38,20 +41,26 @@ class EngineConfig:
         "backend that runs the model; auto: cuda with a usable GPU, else native if it supports the model, "
         "else torch",
     )
-    weights: Literal["auto", "float32", "bfloat16", "float16", "int8", "int8-channel", "int4"] = option(
+    weights: Literal["auto", "float32", "bfloat16", "float16", "fp8", "int8", "int8-channel", "int4"] = option(
         "auto",
-        "format of the weights in memory; native: no float16, auto is as in the file; torch, cuda: no "
-        "integers, auto is float32 on a CPU, on a GPU float16 for float16 files, else bfloat16 with MXFP4 "
-        "experts of safetensors as stored (an explicit bfloat16 expands them to about 4 times the memory)",
+        "format of the weights in memory; native: no float16 and no fp8, auto is as in the file; torch: no "
+        "integers, auto is float32; cuda: no int8-channel, auto is float16 for float16 files, else bfloat16, "
+        "with FP8, int8, int4 and MXFP4 matrices of safetensors as stored (an explicit bfloat16 expands them "
+        "to 2 to 4 times the memory); fp8, int8 and int4 round the layers of any checkpoint when it is loaded",
         alias="dtype",
+    )
+    quantization_keep: tuple[str, ...] = option(
+        (),
+        "cuda: matrices that stay in 16 bits though --weights or the file says otherwise: layers.0, ffn, "
+        "attention.o, layers.3.experts, …; may be repeated. Embeddings, head, norms and routers always do",
     )
     load_format: Literal["auto", "dummy"] = option(
         "auto", "cuda, torch: dummy uses random weights of the configured shape, to measure without files"
     )
-    kv_dtype: Literal["auto", "float32", "bfloat16", "int8", "int4"] = option(
+    kv_dtype: Literal["auto", "float32", "bfloat16", "fp8", "int8", "int4"] = option(
         "auto",
-        "type of the KV cache; auto: bfloat16 (native), or the same as --weights (torch, cuda); "
-        "native: int8 and int4 have scales for each token and head",
+        "type of the KV cache; auto: bfloat16 (native), or that of the layers' inputs (torch, cuda); "
+        "fp8 (cuda), int8 (native, cuda) and int4 (native) have scales for each token and head",
     )
     deterministic: bool = option(
         False, "native, cuda: bit-identical results for any batching and chunking; slower"
@@ -124,6 +133,9 @@ class EngineConfig:
             parse_overrides(self.override_generation_config)
         except ValueError as error:
             raise InvalidConfig(f"--override-generation-config {error}") from None
+        wrong = next(filter(None, map(wrong_keep, self.quantization_keep)), None)
+        if wrong is not None:
+            raise InvalidConfig(f"--quantization-keep {wrong}")
         self._check_speculate()
         self._check_backend()
 
@@ -144,7 +156,8 @@ class EngineConfig:
         block_size = f"--block-size {self.block_size}"
         settings: dict[str, tuple[bool, tuple[str, ...]]] = {
             f"--weights {self.weights}": (self.weights != "auto", backends_with(self.weights)),
-            f"--kv-dtype {self.kv_dtype}": (self.kv_dtype in ("int8", "int4"), ("native",)),
+            f"--kv-dtype {self.kv_dtype}": (self.kv_dtype in KV_BACKENDS, KV_BACKENDS.get(self.kv_dtype, ())),
+            "--quantization-keep": (bool(self.quantization_keep), ("cuda",)),
             "--deterministic": (self.deterministic, ("native", "cuda")),
             block_size: (self.block_size != KERNEL_BLOCK_SIZE, ("torch",)),
             f"--load-format {self.load_format}": (self.load_format != "auto", ("torch", "cuda")),

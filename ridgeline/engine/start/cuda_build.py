@@ -27,7 +27,7 @@ from ridgeline.engine.start.cuda_preload import (
     preload_compiler,
     preload_cublas,
 )
-from ridgeline.engine.start.gpu_probe import make_context
+from ridgeline.engine.start.gpu_probe import find_gpu, make_context
 from ridgeline.engine.start.loading import DUMMY_NOTE, Loaded, Progress, StepSizes, expansion_notes
 from ridgeline.engine.start.memory import (
     GIB,
@@ -45,7 +45,11 @@ from ridgeline.models.files.checkpoint_files import shard_paths, weights_file
 from ridgeline.models.spec.cache_layout import CacheLayout
 from ridgeline.models.spec.model_spec import ModelSpec
 from ridgeline.models.spec.precision import bytes_of
+from ridgeline.models.weights.checkpoint import open_source
+from ridgeline.models.weights.keep_policy import wrong_keep
 from ridgeline.models.weights.layout import Piece, pieces
+from ridgeline.models.weights.low_bit_plan import NOTHING_LOW, LowBitPlan, low_bit_plan
+from ridgeline.ops.low_bit_formats import ONLINE
 
 if TYPE_CHECKING:
     import torch
@@ -57,6 +61,7 @@ log = logging.getLogger(__name__)
 
 DEVICE = "cuda"
 DTYPE_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
+FP8_CAPABILITY = (8, 9)  # of GPUs whose tensor cores multiply FP8
 NORM_BYTES = 4  # norms are float32 for every model
 # Memory not allocated here: kernel modules, cuBLAS and its workspace; a graph's nodes and arguments.
 LIBRARY_BYTES = 384 << 20
@@ -78,16 +83,54 @@ class CudaBuild:
         self._threads = threads
         self._stage: Stage = stage or (lambda name: nullcontext())
         self._dtype = model_dtype(config, spec)
-        if config.kv_dtype not in ("auto", self._dtype):
+        self._gpu = find_gpu()
+        self._low = self._low_bits()
+        if config.kv_dtype not in ("auto", self._dtype, "fp8", "int8"):
             raise InvalidConfig(
-                f"--kv-dtype {config.kv_dtype}: on a GPU the KV cache has the dtype of the weights, "
-                f"{self._dtype}. Leave the flag out, or set both with --weights"
+                f"--kv-dtype {config.kv_dtype}: on a GPU the KV cache has the dtype of the layers' inputs, "
+                f"{self._dtype}, or fp8 or int8. Leave the flag out, or set both with --weights"
             )
+        self._check_fp8()
         self._device = _Device()
+
+    def _low_bits(self) -> LowBitPlan:
+        config, spec = self._config, self._spec
+        for name in config.quantization_keep:
+            if wrong := wrong_keep(name, spec.num_layers):
+                raise InvalidConfig(f"--quantization-keep {wrong}")
+        if config.weights not in ("auto", *ONLINE) or (config.weights == "auto" and not spec.quantization):
+            return NOTHING_LOW
+        source = None if config.load_format == "dummy" else open_source(self._path, spec)
+        return low_bit_plan(spec, config.weights, config.quantization_keep, source, has_fp8=self._has_fp8)
+
+    @property
+    def _has_fp8(self) -> bool:
+        return self._gpu is None or self._gpu.capability >= FP8_CAPABILITY
+
+    def _check_fp8(self) -> None:
+        """FP8 that was asked for; what a file has in it is expanded instead."""
+        for flag, value in (("--weights", self._config.weights), ("--kv-dtype", self._config.kv_dtype)):
+            if value == "fp8" and not self._has_fp8:
+                assert self._gpu is not None
+                have = ".".join(map(str, self._gpu.capability))
+                raise InvalidConfig(
+                    f"{flag} fp8 needs a GPU of compute capability 8.9 or newer; {self._gpu.name} has {have}. "
+                    f"Use {flag} int8"
+                )
 
     @property
     def weights_bytes(self) -> int:
-        return sum(round(math.prod(piece.shape) * self._element_bytes(piece)) for piece in pieces(self._spec))
+        orders = sum(4 * self._columns(layer, name) for layer, name in self._low.ordered)
+        return orders + sum(self._piece_bytes(piece) for piece in pieces(self._spec))
+
+    def _columns(self, layer: int, name: str) -> int:
+        own = (piece for piece in pieces(self._spec) if (piece.layer, piece.field) == (layer, name))
+        return next(own).shape[1]
+
+    def _piece_bytes(self, piece: Piece) -> int:
+        if (format := self._low.format_of(piece)) is None:
+            return round(math.prod(piece.shape) * self._element_bytes(piece))
+        return format.nbytes(piece.shape[0], piece.shape[1])
 
     def _element_bytes(self, piece: Piece) -> float:
         if self._stored_experts and piece.field in ("experts_gate_up", "experts_down"):
@@ -112,6 +155,8 @@ class CudaBuild:
             self._spec,
             self._dtype,
             self._stored_experts,
+            sorted(self._low.formats.items()),
+            self._config.kv_dtype,
             os.environ.get("RIDGELINE_PDL"),
         )
         self._kernels = KernelLoading(marks)
@@ -133,7 +178,7 @@ class CudaBuild:
     def footprint(self, sizes: StepSizes) -> Footprint:
         config, spec = self._config, self._spec
         context = planned_context(spec, config)
-        buffers = workspace(spec, DTYPE_BYTES[self._dtype], sizes.step_tokens, sizes.max_running, context)
+        buffers = workspace(spec, DTYPE_BYTES[self._dtype], sizes.step_tokens, sizes.max_running, context, self._low)
         return Footprint(
             weights_bytes=self.weights_bytes,
             kv_bytes_per_token=CacheLayout.of(spec, DTYPE_BYTES[self._dtype]).token_bytes,
@@ -171,7 +216,7 @@ class CudaBuild:
         return Loaded(
             runner=runner,
             unit=device.name + ", deterministic" * self._config.deterministic,
-            weights=self._dtype,
+            weights=self._weights_name,
             kv=self._dtype,
             weights_bytes=weights.nbytes,
             notes=notes,
@@ -202,11 +247,11 @@ class CudaBuild:
         if self._config.load_format == "dummy":
             from ridgeline.models.weights.torch_weights import random_weights
 
-            return random_weights(self._spec, dtype, device=DEVICE, stored_experts=self._stored_experts)
+            return random_weights(self._spec, dtype, device=DEVICE, stored_experts=self._stored_experts, low=self._low)
         from ridgeline.models.weights.stream import stream_weights
 
         return stream_weights(
-            self._path, self._spec, dtype, progress, DEVICE, stored_experts=self._stored_experts
+            self._path, self._spec, dtype, progress, DEVICE, stored_experts=self._stored_experts, low=self._low
         )
 
     def _runner(self, weights: Weights, plan: MemoryPlan, sizes: StepSizes) -> CudaRunner:
@@ -223,6 +268,7 @@ class CudaBuild:
             deterministic=self._config.deterministic,
             cuda_graphs=self._config.cuda_graphs,
             kv_dtype=weights.embed.tensor.dtype,
+            low=self._low,
         )
 
     def _warm_kernels(self, dtype: torch.dtype, plan: MemoryPlan, sizes: StepSizes) -> None:
@@ -241,6 +287,7 @@ class CudaBuild:
                 "deterministic": self._config.deterministic,
                 "block_size": self._config.block_size,
                 "stored_experts": self._stored_experts,
+                "low": self._low,
                 "verifies": self._config.speculate not in ("auto", "off"),
             }
             trial = None
@@ -271,11 +318,19 @@ class CudaBuild:
             notes.append(DUMMY_NOTE)
         elif self._stored_experts:
             notes.append("experts are computed as stored, in MXFP4")
+        elif self._low.notes:
+            pass
         elif expanded := expansion_notes(self._spec, self._dtype):
             notes += expanded
         elif self._config.weights == "auto" and stored != self._dtype:
             notes.append(f"weights are converted from {stored} in the file to {self._dtype} (--weights)")
-        return tuple(notes)
+        return (*notes, *self._low.notes)
+
+    @property
+    def _weights_name(self) -> str:
+        """The formats of the layers' matrices, and the dtype of everything else."""
+        low = dict.fromkeys(format.element for format in self._low.formats.values())
+        return " and ".join([*low, self._dtype])
 
     def _receipt(self, plan: MemoryPlan, kv_bytes: int) -> Callable[[], MemoryReceipt]:
         """kv_bytes: the allocated size of the cache."""
@@ -337,7 +392,7 @@ class _Device:
 
 def model_dtype(config: EngineConfig, spec: ModelSpec) -> str:
     """As configured; else a 16-bit type with the file's range: float16 stays, others become bfloat16."""
-    if config.weights != "auto":
+    if config.weights not in ("auto", *ONLINE):
         return config.weights
     return "float16" if spec.weight_format == "float16" else "bfloat16"
 

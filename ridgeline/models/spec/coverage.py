@@ -63,7 +63,7 @@ COMPUTED: dict[Backend, frozenset[str]] = {
 WEIGHT_FORMATS: dict[Backend, tuple[str, ...]] = {
     "native": ("float32", "bfloat16", "int8", "int8-channel", "int4"),
     "torch": ("float32", "bfloat16", "float16"),
-    "cuda": ("float32", "bfloat16", "float16"),
+    "cuda": ("float32", "bfloat16", "float16", "fp8", "int8", "int4"),
 }
 
 

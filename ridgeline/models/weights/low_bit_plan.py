@@ -20,18 +20,11 @@ from ridgeline.models.spec.families import FAMILIES
 from ridgeline.models.spec.ffn import Experts
 from ridgeline.models.spec.model_spec import ModelSpec
 from ridgeline.models.weights.checkpoint import TensorSource
+from ridgeline.models.weights.keep_policy import PART_OF, KeepPolicy
 from ridgeline.models.weights.layout import Piece
 from ridgeline.models.weights.places import Place, find_places
 from ridgeline.ops.low_bit_formats import ONLINE, PLANE, LowBitFormat, padded_columns
 
-# The matrices of a layer that may be kept, by part.
-PARTS = {
-    "attention": ("qkv", "o"),
-    "ffn": ("gate_up", "up", "down"),
-    "experts": ("experts_gate_up", "experts_down"),
-}
-PART_OF = {name: part for part, names in PARTS.items() for name in names}
-ALWAYS_KEPT = ("lm_head", "embed", "norms", "router")
 Matrix = tuple[int, str]  # the layer, and the field of LayerWeights
 
 
@@ -117,40 +110,6 @@ def low_bit_plan(
             outcomes[f"stored as {text} are rounded to {chosen} (--weights {weights})"] += 1
     notes = tuple(f"{count} matrices {text}" for text, count in outcomes.items())
     return LowBitPlan(formats, frozenset(stored), frozenset(ordered), notes)
-
-
-class KeepPolicy:
-    """Names of what stays in 16 bits: lm_head; layers.3; layers.3.attention; ffn; layers.0.ffn.down; …"""
-
-    def __init__(self, names: Iterable[str]) -> None:
-        self._names = [tuple(name.split(".")) for name in names if name not in ALWAYS_KEPT]
-
-    def keeps(self, layer: int, name: str) -> bool:
-        path = ("layers", str(layer), PART_OF[name], name)
-        return any(
-            words in (path[: len(words)], path[2 : 2 + len(words)], path[3 : 3 + len(words)])
-            for words in self._names
-        )
-
-
-def wrong_keep(name: str, num_layers: int | None = None) -> str | None:
-    """Why a name of the policy means nothing; None if it is right."""
-    if name in ALWAYS_KEPT:
-        return None
-    words = name.split(".")
-    if words[0] == "layers":
-        if len(words) < 2 or not words[1].isdigit():
-            return f"{name!r} has no layer number: write layers.0"
-        if num_layers is not None and int(words[1]) >= num_layers:
-            return f"{name!r}: the model has layers 0 to {num_layers - 1}"
-        words = words[2:]
-    if not words:
-        return None
-    known = [[part] for part in PARTS] + [[each] for each in PART_OF]
-    known += [[part, each] for each, part in PART_OF.items()]
-    if words in known:
-        return None
-    return f"{name!r} is not known: use lm_head, layers.N, or one of {', '.join([*PARTS, *PART_OF])}"
 
 
 def _matrices(spec: ModelSpec, source: TensorSource | None) -> dict[Matrix, list[tuple[Piece, Place]]]:
