@@ -42,7 +42,7 @@ from ridgeline.machine import cache_dir
 from ridgeline.models.decoders.cuda_workspace import workspace
 from ridgeline.models.errors import ModelError
 from ridgeline.models.files.checkpoint_files import shard_paths, weights_file
-from ridgeline.models.spec.cache_layout import CacheLayout
+from ridgeline.models.spec.cache_layout import CacheElement, CacheLayout
 from ridgeline.models.spec.model_spec import ModelSpec
 from ridgeline.models.spec.precision import bytes_of
 from ridgeline.models.weights.checkpoint import open_source
@@ -60,6 +60,7 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 DEVICE = "cuda"
+KV_STEP_BYTES = 4  # of an 8-bit cache, for each token, KV head, and key or value
 DTYPE_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 FP8_CAPABILITY = (8, 9)  # of GPUs whose tensor cores multiply FP8
 NORM_BYTES = 4  # norms are float32 for every model
@@ -127,6 +128,16 @@ class CudaBuild:
         own = (piece for piece in pieces(self._spec) if (piece.layer, piece.field) == (layer, name))
         return next(own).shape[1]
 
+    @property
+    def _kv_format(self) -> str:
+        return self._config.kv_dtype if self._config.kv_dtype in ("fp8", "int8") else ""
+
+    @property
+    def _cache_element(self) -> CacheElement:
+        if self._kv_format:
+            return CacheElement(1, scale_bytes=KV_STEP_BYTES)
+        return CacheElement(DTYPE_BYTES[self._dtype])
+
     def _piece_bytes(self, piece: Piece) -> int:
         if (format := self._low.format_of(piece)) is None:
             return round(math.prod(piece.shape) * self._element_bytes(piece))
@@ -181,7 +192,7 @@ class CudaBuild:
         buffers = workspace(spec, DTYPE_BYTES[self._dtype], sizes.step_tokens, sizes.max_running, context, self._low)
         return Footprint(
             weights_bytes=self.weights_bytes,
-            kv_bytes_per_token=CacheLayout.of(spec, DTYPE_BYTES[self._dtype]).token_bytes,
+            kv_bytes_per_token=CacheLayout.of(spec, self._cache_element).token_bytes,
             activation_bytes=sum(buffers.values()),
             reserve_bytes=LIBRARY_BYTES + self._graph_bytes,
             device=DeviceRoom(
@@ -217,12 +228,12 @@ class CudaBuild:
             runner=runner,
             unit=device.name + ", deterministic" * self._config.deterministic,
             weights=self._weights_name,
-            kv=self._dtype,
+            kv=self._kv_format or self._dtype,
             weights_bytes=weights.nbytes,
             notes=notes,
             before_first_step=kernels.join,
             after_warm_up=lambda: runner.capture_first(GRAPHS_S),
-            memory=self._receipt(plan, runner.kv.nbytes),
+            memory=self._receipt(plan, runner.kv_bytes),
         )
 
     def limits(self) -> MeasuredLimits:
@@ -269,6 +280,7 @@ class CudaBuild:
             cuda_graphs=self._config.cuda_graphs,
             kv_dtype=weights.embed.tensor.dtype,
             low=self._low,
+            kv_format=self._kv_format,
         )
 
     def _warm_kernels(self, dtype: torch.dtype, plan: MemoryPlan, sizes: StepSizes) -> None:
@@ -288,6 +300,7 @@ class CudaBuild:
                 "block_size": self._config.block_size,
                 "stored_experts": self._stored_experts,
                 "low": self._low,
+                "kv_format": self._kv_format,
                 "verifies": self._config.speculate not in ("auto", "off"),
             }
             trial = None
@@ -324,6 +337,12 @@ class CudaBuild:
             notes += expanded
         elif self._config.weights == "auto" and stored != self._dtype:
             notes.append(f"weights are converted from {stored} in the file to {self._dtype} (--weights)")
+        if self._kv_format:
+            element = {"fp8": "FP8", "int8": "int8"}[self._kv_format]
+            notes.append(
+                f"the KV cache has {element} keys and values with a scale per token and head; attention "
+                f"multiplies them in {self._dtype}"
+            )
         return (*notes, *self._low.notes)
 
     @property

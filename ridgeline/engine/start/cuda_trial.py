@@ -23,7 +23,9 @@ REPEATS = 5
 
 def cost_of_determinism(decoder: CudaDecoder, rows: int, tokens: int, max_context: int, graphs: bool) -> str:
     """The cost as text, for a decode step of `rows` and a prefill of `tokens`. `decoder`: deterministic."""
-    fast = CudaDecoder(decoder.spec, decoder.stored, decoder.kv, decoder.buffers, max_context)
+    fast = CudaDecoder(
+        decoder.spec, decoder.stored, decoder.kv, decoder.buffers, max_context, kv_steps=decoder.kv_steps
+    )
     rows, tokens = _with_room(decoder, rows, tokens, max_context)
     with torch.inference_mode():
         decode = _best_seconds(partial(decoder.forward, trial_step(decoder, [1] * rows, max_context)))
@@ -62,7 +64,7 @@ def trial_step(decoder: CudaDecoder, lengths: list[int], max_context: int) -> De
     rows = list(range(len(lengths)))
     prefill = None
     if not is_decode:
-        tile_tokens = tile_tokens_of(spec.num_heads, spec.num_kv_heads, spec.head_dim, decoder.kv.dtype)
+        tile_tokens = tile_tokens_of(spec.num_heads, spec.num_kv_heads, spec.head_dim, decoder.buffers.q.dtype)
         plan = plan_prefill(lengths, lengths, tile_tokens, table_rows=rows)
         prefill = plan.device_views(ints(plan.pack()))
     return DeviceStep(

@@ -39,7 +39,10 @@ from ridgeline.ops.low_bits import LowBits
 
 
 class CudaDecoder:
-    """`kv` is [layers, num_blocks, kv_heads, 2, block_size, head_dim]: for each head keys, then values."""
+    """`kv` is [layers, num_blocks, kv_heads, 2, block_size, head_dim]: for each head keys, then values.
+
+    In 8 bits it has `kv_steps` [layers, num_blocks, kv_heads, 2, block_size] beside it.
+    """
 
     def __init__(
         self,
@@ -49,11 +52,12 @@ class CudaDecoder:
         buffers: Buffers,
         max_context: int,
         deterministic: bool = False,
+        kv_steps: Tensor | None = None,
     ) -> None:
         self.spec = spec
         self.stored = weights
         self.weights = tensors = device_tensors_of(weights)
-        self.kv = kv
+        self.kv, self.kv_steps = kv, kv_steps
         self.buffers = buffers
         self.deterministic = deterministic
         # In deterministic mode a sum over a row must not depend on the number of rows.
@@ -86,7 +90,8 @@ class CudaDecoder:
             zip(spec.layers, spec.attentions, weights.layers, strict=True)
         ):
             kv, rope = self.kv[number], ropes[mixer.rope]
-            attention = AttentionPart(mixer, spec.norm, w, kv, buffers, rope, self.deterministic)
+            steps = None if self.kv_steps is None else self.kv_steps[number]
+            attention = AttentionPart(mixer, spec.norm, w, kv, buffers, rope, self.deterministic, steps)
             assert layer.ffn is not None
             ffn = build_ffn(layer.ffn, w, buffers, deterministic=self.deterministic)
             following = [*first[1:], self._final_norm][number]

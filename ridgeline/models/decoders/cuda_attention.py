@@ -7,6 +7,8 @@ value from the device.
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor
 
@@ -18,6 +20,7 @@ from ridgeline.models.spec.model_spec import NormSpec
 from ridgeline.models.weights.torch_weights import DeviceLayer
 from ridgeline.ops.cuda.attention.decode_attention import decode_attention
 from ridgeline.ops.cuda.attention.decode_config import decode_splits
+from ridgeline.ops.cuda.attention.eight_bit_kv import rope_write_eight
 from ridgeline.ops.cuda.attention.prefill_attention import prefill_attention
 from ridgeline.ops.cuda.attention.qk_norm import norm_queries_keys
 from ridgeline.ops.cuda.attention.rope_kv import rope_write
@@ -42,10 +45,12 @@ class AttentionPart:
         buffers: Buffers,
         rope: RopeTables,
         deterministic: bool,
+        kv_steps: Tensor | None = None,
     ) -> None:
         self._mixer, self._norm, self._weights = mixer, norm, weights
         self._kv, self._buffers, self._deterministic = kv, buffers, deterministic
         self._cos, self._sin = rope
+        self._kv_steps = kv_steps  # of a cache in 8 bits
         self._norms_apart = norms_apart(mixer, norm)
         self._q_norm = None if self._norms_apart else weights.q_norm
         self._k_norm = None if self._norms_apart else weights.k_norm
@@ -62,8 +67,9 @@ class AttentionPart:
         """Compute buffers.attended for the decode rows, and write their keys and values to the cache."""
         mixer, rows = self._mixer, step.num_decodes
         splits = decode_splits(rows, mixer.kv_heads)
-        queries = self._stored(qkv, step, bias) if step.verifies else None
-        prefix = step.prefix if mixer.window is None else None
+        is_eight = self._kv_steps is not None
+        queries = self._stored(qkv, step, bias) if step.verifies or is_eight else None
+        prefix = step.prefix if mixer.window is None and not is_eight else None
         if prefix is not None:
             shared_prefix_attention(
                 qkv,
@@ -109,28 +115,32 @@ class AttentionPart:
             sinks=self._weights.sinks,
             prefix=prefix,
             q=queries,
+            kv_steps=self._kv_steps,
         )
 
     def _stored(self, qkv: Tensor, step: DeviceStep, bias: Tensor | None) -> Tensor:
         """Store the keys and values of the decode rows. Returns their rotated queries [R, H, D]."""
         mixer, rows = self._mixer, step.num_decodes
         q = self._buffers.q[:rows].view(rows, mixer.heads, mixer.head_dim)
-        rope_write(
-            qkv,
-            q,
-            self._kv,
-            step.positions[:rows],
-            step.slots[:rows],
-            self._cos,
-            self._sin,
-            num_heads=mixer.heads,
-            num_kv_heads=mixer.kv_heads,
-            q_norm=self._q_norm,
-            k_norm=self._k_norm,
-            eps=self._norm.eps,
-            bias=bias,
-        )
+        self._rotate_and_store(qkv, q, step.positions[:rows], step.slots[:rows], bias)
         return q
+
+    def _rotate_and_store(
+        self, qkv: Tensor, q: Tensor, positions: Tensor, slots: Tensor, bias: Tensor | None
+    ) -> None:
+        options: dict[str, Any] = {
+            "num_heads": self._mixer.heads,
+            "num_kv_heads": self._mixer.kv_heads,
+            "q_norm": self._q_norm,
+            "k_norm": self._k_norm,
+            "eps": self._norm.eps,
+            "bias": bias,
+        }
+        rope = positions, slots, self._cos, self._sin
+        if self._kv_steps is None:
+            rope_write(qkv, q, self._kv, *rope, **options)
+        else:
+            rope_write_eight(qkv, q, self._kv, self._kv_steps, *rope, **options)
 
     def _attend(self, qkv: Tensor, step: DeviceStep) -> None:
         """Compute buffers.attended for all rows, and write their keys and values to the cache."""
@@ -145,21 +155,8 @@ class AttentionPart:
         attended = self._buffers.attended[:tokens].view_as(q)
         if decodes:
             self.attend_decodes(qkv[:decodes], step, bias)
-        rope_write(
-            qkv[decodes:],
-            q[decodes:],
-            self._kv,
-            step.positions[decodes:],
-            step.slots[decodes:],
-            self._cos,
-            self._sin,
-            num_heads=mixer.heads,
-            num_kv_heads=mixer.kv_heads,
-            q_norm=self._q_norm,
-            k_norm=self._k_norm,
-            eps=self._norm.eps,
-            bias=bias,
-        )
+        rest = slice(decodes, None)
+        self._rotate_and_store(qkv[rest], q[rest], step.positions[rest], step.slots[rest], bias)
         assert step.prefill is not None
         prefill_attention(
             q,
@@ -174,6 +171,7 @@ class AttentionPart:
             softcap=mixer.softcap,
             sinks=self._weights.sinks,
             deterministic=self._deterministic,
+            kv_steps=self._kv_steps,
         )
 
     def _normed(self, qkv: Tensor, bias: Tensor | None, positions: Tensor) -> Tensor:

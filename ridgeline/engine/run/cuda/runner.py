@@ -46,6 +46,7 @@ from ridgeline.models.decoders.cuda_step import DeviceStep
 from ridgeline.models.spec.model_spec import ModelSpec
 from ridgeline.models.weights.low_bit_plan import NOTHING_LOW, LowBitPlan
 from ridgeline.models.weights.torch_weights import Weights
+from ridgeline.ops.cuda.attention.eight_bit_kv import allocate_kv
 from ridgeline.ops.cuda.attention.prefill_attention import tile_tokens_of
 from ridgeline.ops.cuda.attention.shared_prefix import rows_per_tile
 from ridgeline.ops.cuda.blocks import copy_blocks
@@ -69,7 +70,9 @@ class CudaRunner:
         cuda_graphs: bool = True,
         kv_dtype: torch.dtype | None = None,
         low: LowBitPlan = NOTHING_LOW,
+        kv_format: str = "",
     ) -> None:
+        """low: of the weights. kv_format: fp8 or int8, of a KV cache in 8 bits."""
         device, dtype = weights.embed.device, weights.embed.tensor.dtype
         on_gpu = device.type == "cuda"
         sizes = ladder(max_running)
@@ -81,9 +84,15 @@ class CudaRunner:
         torch.backends.cuda.matmul.allow_fp16_reduced_precision_reduction = False
         self._stream = torch.cuda.Stream(device) if on_gpu else None  # type: ignore[no-untyped-call]
         self._counting = torch.cuda.Stream(device) if on_gpu else None  # type: ignore[no-untyped-call]
-        self.kv = torch.empty(kv_shape, dtype=kv_dtype or dtype, device=device)
+        self.kv_steps: Tensor | None = None
+        if kv_format:
+            self.kv, self.kv_steps = allocate_kv(kv_shape, kv_format, device)
+        else:
+            self.kv = torch.empty(kv_shape, dtype=kv_dtype or dtype, device=device)
         buffers = Buffers.allocate(spec, dtype, device, tokens, sizes[-1], max_context, low)
-        self.decoder = CudaDecoder(spec, weights, self.kv, buffers, max_context, deterministic)
+        self.decoder = CudaDecoder(
+            spec, weights, self.kv, buffers, max_context, deterministic, kv_steps=self.kv_steps
+        )
         # Twice max_running rows: finished sequences keep theirs until the step in flight has landed.
         num_rows = 2 * sizes[-1] + 8
         self._rows = DeviceRows(num_rows, -(-max_context // block_size))
@@ -116,6 +125,10 @@ class CudaRunner:
         )
         if on_gpu:
             torch.cuda.current_stream(device).synchronize()
+
+    @property
+    def kv_bytes(self) -> int:
+        return self.kv.nbytes + (0 if self.kv_steps is None else self.kv_steps.nbytes)
 
     # ── the runner's contract ────────────────────────────────────────────────────────────────────────────
 
@@ -254,7 +267,7 @@ class CudaRunner:
     def _launch_decodes(self, plan: StepPlan, order: list[int], rows: list[StepRow]) -> LaunchedStep:
         size = self.graphs.padded(len(rows))
         arrangement = self._shared.arrange(rows, size)
-        tiles = arrangement.tiles
+        tiles = arrangement.tiles if self.kv_steps is None else None
         if tiles is not None:
             order = [order[place] for place in arrangement.order]
             rows = [rows[place] for place in arrangement.order]
@@ -332,6 +345,8 @@ class CudaRunner:
         targets = self._inputs.stage([copy.target for copy in plan.copies])
         self._inputs.send()
         copy_blocks(self.kv, sources, targets)
+        if self.kv_steps is not None:
+            copy_blocks(self.kv_steps, sources, targets)
 
     def _picks(self, rows: list[StepRow]) -> list[Pick]:
         picks: list[Pick] = []

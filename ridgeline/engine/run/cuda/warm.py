@@ -23,6 +23,7 @@ from ridgeline.models.decoders.cuda_step import DeviceStep
 from ridgeline.models.spec.model_spec import ModelSpec
 from ridgeline.models.weights.low_bit_plan import NOTHING_LOW, LowBitPlan
 from ridgeline.models.weights.torch_weights import allocate_weights
+from ridgeline.ops.cuda.attention.eight_bit_kv import allocate_kv
 from ridgeline.ops.cuda.attention.prefill_attention import tile_tokens_of
 from ridgeline.ops.cuda.attention.prefill_plan import ROW_FIELDS, PrefillViews, plan_prefill
 from ridgeline.ops.cuda.attention.prefix_groups import LEAST_ROWS
@@ -67,6 +68,7 @@ class StepDryRun:
         stored_experts: bool = False,
         verifies: bool = False,
         low: LowBitPlan = NOTHING_LOW,
+        kv_format: str = "",
     ) -> None:
         """low: of the weights; verifies: some decode batches are tokens with their drafts"""
         self.verifies = verifies and not deterministic
@@ -82,9 +84,13 @@ class StepDryRun:
         few = replace(spec, layers=tuple(spec.layers[number] for number in numbers))
         num_layers = max(spec.num_layers, few.num_layers)
         kv_shape = (num_layers, num_blocks, spec.num_kv_heads, 2, block_size, spec.head_dim)
-        self._kv = torch.empty(kv_shape, dtype=dtype, device=NOWHERE)
+        self._kv, self._kv_steps = torch.empty(kv_shape, dtype=dtype, device=NOWHERE), None
+        if kv_format:
+            self._kv, self._kv_steps = allocate_kv(kv_shape, kv_format, NOWHERE)
         weights = allocate_weights(few, dtype, NOWHERE, None, stored_experts=stored_experts, low=low.of_layers(numbers))
-        self._decoder = CudaDecoder(few, weights, self._kv, buffers, max_context, deterministic)
+        self._decoder = CudaDecoder(
+            few, weights, self._kv, buffers, max_context, deterministic, kv_steps=self._kv_steps
+        )
         self._tables = _ints(2 * max_rows + 8, -(-max_context // block_size))
         self._block_size = block_size
         self._tile_tokens = tile_tokens_of(spec.num_heads, spec.num_kv_heads, spec.head_dim, dtype)
@@ -93,7 +99,7 @@ class StepDryRun:
         self._logprobs = LogprobBuffers(max_rows, spec.vocab_size, NOWHERE)
         self._logits = buffers.logits
         self.has_experts = spec.is_mixture
-        self.shares_prefixes = not deterministic and any(mixer.window is None for mixer in spec.attentions)
+        self.shares_prefixes = not deterministic and not kv_format and any(mixer.window is None for mixer in spec.attentions)
 
     def decodes(self, rows: int, *, sharing: bool = False, verifies: bool = False) -> list[Launch]:
         """A decode batch of `rows` rows; `sharing`: some of them share their first blocks; `verifies`: some
@@ -138,7 +144,8 @@ class StepDryRun:
 
     def copies(self) -> list[Launch]:
         """Copies of KV blocks where sequences fork."""
-        return recorded(lambda: copy_blocks(self._kv, _ints(1), _ints(1)))
+        caches = [self._kv] if self._kv_steps is None else [self._kv, self._kv_steps]
+        return recorded(lambda: [copy_blocks(cache, _ints(1), _ints(1)) for cache in caches])
 
     def samples(self, rows: int, params: RowParams = PLAIN_ROW) -> list[Launch]:
         """Sending a sequence's parameters and sampling tokens for `rows` rows."""

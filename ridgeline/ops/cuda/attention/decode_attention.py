@@ -23,6 +23,7 @@ from ridgeline.ops.cuda.attention.decode_heads import (
     summed,
     turns,
 )
+from ridgeline.ops.cuda.attention.eight_bit_kv import in_16_bits
 from ridgeline.ops.cuda.attention.shared_prefix import SharedPrefix
 from ridgeline.ops.cuda.dependent_launch import (
     INTERPRETED,
@@ -62,6 +63,7 @@ def decode_attention(
     sinks: Tensor | None = None,
     prefix: SharedPrefix | None = None,
     config: DecodeConfig | None = None,
+    kv_steps: Tensor | None = None,
 ) -> None:
     """out [R, H, D] = attention of R new tokens over positions[r] + 1 tokens each, their own included.
 
@@ -71,6 +73,7 @@ def decode_attention(
     kv [num_blocks, K, 2, block_size, D] is contiguous; row r's blocks are tables[table_rows[r]].
     window: a token sees itself and the window - 1 tokens before, or, chunked, the tokens since the last
     multiple of window. sinks [H]: a further score of each head, without a value.
+    kv_steps [num_blocks, K, 2, block_size] float32: of a cache in 8 bits, which takes `q` alone, and no prefix.
     prefix: `shared_prefix_attention` has just been called with the same scratch and `splits`.
     """
     rows, _, head_dim = out.shape
@@ -81,6 +84,8 @@ def decode_attention(
     scratch.require(rows, num_heads, num_kv_heads, head_dim, prefix_parts + splits)
     if prefix is not None and window is not None:
         raise ValueError("a layer with a window cannot take part in shared prefixes")
+    if kv_steps is not None and (qkv is not None or prefix is not None):
+        raise ValueError("an 8-bit cache is written before attention, and without shared prefixes")
     source = q if qkv is None else qkv
     if source is None:
         raise ValueError("decode_attention needs qkv or q")
@@ -113,6 +118,7 @@ def decode_attention(
         eps,
         0.0 if softcap is None else softcap,
         sinks,
+        kv_steps,
         FUSED=qkv is not None,
         PARTS=parts,
         SOFTCAP=softcap is not None,
@@ -164,6 +170,7 @@ def _decode_attend(
     eps,
     softcap,
     sinks,
+    kv_steps,
     FUSED: tl.constexpr,
     PARTS: tl.constexpr,
     SOFTCAP: tl.constexpr,
@@ -186,7 +193,7 @@ def _decode_attend(
     head = program % K
     split = (program // K) % splits
     row = program // (K * splits)
-    DTYPE: tl.constexpr = kv.dtype.element_ty
+    DTYPE: tl.constexpr = out.dtype.element_ty
     HEAD: tl.constexpr = 2 * BLOCK_SIZE * D  # elements of one head in a block: keys, then values
     let_next_start(PDL)
     wait_for_inputs(PDL)
@@ -290,13 +297,21 @@ def _decode_attend(
         else:
             loaded = seen[:, None] & (d[None, :] < D)
         keys = tl.load(head_at + at[:, None] + d[None, :], mask=loaded, other=0.0)
+        if kv_steps is not None:
+            steps_at = kv_steps + at // D + head * (2 * BLOCK_SIZE)
+            keys = in_16_bits(keys, DTYPE)
         scores = tl.dot(q, tl.trans(keys), input_precision="ieee")
+        if kv_steps is not None:
+            scores *= tl.load(steps_at, mask=seen, other=0.0)[None, :]
         scores = tl.where(seen[None, :], capped(scores, scale, softcap, SOFTCAP), float("-inf"))
         highest = tl.maximum(top, tl.max(scores, axis=1))
         weights = tl.exp2(scores - highest[:, None])
         kept = tl.exp2(top - highest)
         total = total * kept + tl.sum(weights, axis=1)
         values = tl.load(head_at + at[:, None] + (BLOCK_SIZE * D + d)[None, :], mask=loaded, other=0.0)
+        if kv_steps is not None:
+            values = in_16_bits(values, DTYPE)
+            weights *= tl.load(steps_at + BLOCK_SIZE, mask=seen, other=0.0)[None, :]
         acc = tl.dot(weights.to(DTYPE), values, acc * kept[:, None], input_precision="ieee")
         top = highest
 

@@ -55,9 +55,14 @@ def make_prefill_scratch(
 
 
 def gather_kv(
-    kv: Tensor, tables: Tensor, plan: PrefillViews, scratch: PrefillScratch, window: int | None
+    kv: Tensor,
+    tables: Tensor,
+    plan: PrefillViews,
+    scratch: PrefillScratch,
+    window: int | None,
+    kv_steps: Tensor | None = None,
 ) -> None:
-    """[num_blocks, K, 2, block_size, D] → scratch, for every row of the plan."""
+    """[num_blocks, K, 2, block_size, D] → scratch, for every row of the plan; 8-bit codes times their steps."""
     _, kv_heads, _, block_size, dim = kv.shape
     _gather_kv[plan.units.shape[0], kv_heads](
         kv,
@@ -69,6 +74,7 @@ def gather_kv(
         scratch.values,
         scratch.capacity,
         0 if window is None else window,
+        kv_steps,
         KV_HEADS=kv_heads,
         BLOCK_SIZE=block_size,
         D=dim,
@@ -93,6 +99,7 @@ def _gather_kv(
     values_ptr,
     capacity,
     window,
+    steps_ptr,
     KV_HEADS: tl.constexpr,
     BLOCK_SIZE: tl.constexpr,
     D: tl.constexpr,
@@ -121,6 +128,12 @@ def _gather_kv(
         source = kv_ptr + sources[:, None] * D + dims[None, :]
         keys = tl.load(source, there[:, None], other=0.0)
         values = tl.load(source + BLOCK_SIZE * D, there[:, None], other=0.0)
+        if steps_ptr is not None:
+            dtype = keys_ptr.dtype.element_ty
+            key_steps = tl.load(steps_ptr + sources, there, other=0.0)
+            value_steps = tl.load(steps_ptr + sources + BLOCK_SIZE, there, other=0.0)
+            keys = (keys.to(tl.float32) * key_steps[:, None]).to(dtype)
+            values = (values.to(tl.float32) * value_steps[:, None]).to(dtype)
         target = targets[:, None] * D + dims[None, :]
         tl.store(keys_ptr + target, keys)
         tl.store(values_ptr + target, values)

@@ -94,11 +94,13 @@ def prefill_attention(
     sinks: Tensor | None = None,
     deterministic: bool = False,
     config: PrefillConfig | None = None,
+    kv_steps: Tensor | None = None,
 ) -> None:
     """q [T, H, D], kv [num_blocks, K, 2, block_size, D] → out [T, H, D], for the tokens of the plan's rows.
 
     With a window of w a token sees itself and the w - 1 before, or, chunked, those since the last multiple of
     w; softcap c makes scores c · tanh(score / c); sinks [H]: a further score of each head, without a value.
+    kv_steps [num_blocks, K, 2, block_size] float32: of a cache in 8 bits.
     `deterministic` never uses the gathered copy, so that steps of any shape run the same program. A row
     whose context is 0 is written as zeros. block_size is a power of two; data outside contexts is never
     used.
@@ -109,7 +111,7 @@ def prefill_attention(
     if config is None and deterministic:
         config = prefill_config(dim, q.dtype, group=group)
     elif config is None:
-        plain = window is None and softcap is None and sinks is None
+        plain = window is None and softcap is None and sinks is None and kv_steps is None
         config = _specialized_config(plan, q, group, block_size) if plain else None
         if config is None:
             gathered = plan.reuse >= GATHER_FROM_REUSE and _fits(scratch, plan, dim, q.dtype)
@@ -125,7 +127,7 @@ def prefill_attention(
     keys = values = None
     if config.gathered:
         assert scratch is not None
-        gather_kv(kv, tables, plan, scratch, window)
+        gather_kv(kv, tables, plan, scratch, window, kv_steps)
         keys, values = scratch.descriptors(config.block_n)
     _prefill_attend[plan.tiles.shape[0], kv_heads](
         q,
@@ -142,6 +144,7 @@ def prefill_attention(
         0 if window is None else window,
         0.0 if softcap is None else softcap,
         sinks,
+        kv_steps,
         KV_HEADS=kv_heads,
         GROUP=group,
         BLOCK_SIZE=block_size,
@@ -215,6 +218,7 @@ def _prefill_attend(
     window,
     softcap,
     sinks,
+    steps_ptr,
     KV_HEADS: tl.constexpr,
     GROUP: tl.constexpr,
     BLOCK_SIZE: tl.constexpr,
@@ -242,6 +246,7 @@ def _prefill_attend(
     place = head * capacity + tl.load(rows_ptr + 5 * row + 4)
     table_ptr = tables_ptr + table.to(tl.int64) * table_stride
     head_ptr = kv_ptr + head.to(tl.int64) * (2 * BLOCK_SIZE * D)
+    head_steps = None if steps_ptr is None else steps_ptr + head * (2 * BLOCK_SIZE)
 
     lanes = tl.arange(0, BLOCK_M)
     dims = tl.arange(0, BLOCK_D)
@@ -280,17 +285,17 @@ def _prefill_attend(
     slope = 2.0 * log2e * scale / softcap if CAPPED else scale
     if WINDOWED:
         for n in tl.range(start, clear, BLOCK_N):
-            k, v = _keys_values(head_ptr, table_ptr, keys_desc, values_desc, place, n, context,
+            k, v = _keys_values(head_ptr, head_steps, q.dtype, table_ptr, keys_desc, values_desc, place, n, context,
                                 KV_HEADS, BLOCK_SIZE, D, BLOCK_D, BLOCK_N, True, GATHERED)  # fmt: skip
             acc, top, total = _advance(acc, top, total, q, k, v, n, positions, window, factor, slope,
                                        True, WINDOWED, CHUNKED, CAPPED, BLOCK_N, PRECISION)  # fmt: skip
     for n in tl.range(clear, cut, BLOCK_N):
-        k, v = _keys_values(head_ptr, table_ptr, keys_desc, values_desc, place, n, context,
+        k, v = _keys_values(head_ptr, head_steps, q.dtype, table_ptr, keys_desc, values_desc, place, n, context,
                             KV_HEADS, BLOCK_SIZE, D, BLOCK_D, BLOCK_N, False, GATHERED)  # fmt: skip
         acc, top, total = _advance(acc, top, total, q, k, v, n, positions, window, factor, slope,
                                    False, WINDOWED, CHUNKED, CAPPED, BLOCK_N, PRECISION)  # fmt: skip
     for n in tl.range(cut, end, BLOCK_N):
-        k, v = _keys_values(head_ptr, table_ptr, keys_desc, values_desc, place, n, context,
+        k, v = _keys_values(head_ptr, head_steps, q.dtype, table_ptr, keys_desc, values_desc, place, n, context,
                             KV_HEADS, BLOCK_SIZE, D, BLOCK_D, BLOCK_N, True, GATHERED)  # fmt: skip
         acc, top, total = _advance(acc, top, total, q, k, v, n, positions, window, factor, slope,
                                    True, WINDOWED, CHUNKED, CAPPED, BLOCK_N, PRECISION)  # fmt: skip
@@ -301,6 +306,8 @@ def _prefill_attend(
 @triton.jit
 def _keys_values(
     head_ptr,
+    head_steps,
+    dtype: tl.constexpr,
     table_ptr,
     keys_desc,
     values_desc,
@@ -340,6 +347,11 @@ def _keys_values(
             there = (dims < D)[None, :]
             k = tl.load(source, there, other=0.0)
             v = tl.load(source + BLOCK_SIZE * D, there, other=0.0)
+        if head_steps is not None:
+            steps_at = head_steps + blocks.to(tl.int64) * (KV_HEADS * 2 * BLOCK_SIZE) + tokens % BLOCK_SIZE
+            k = (k.to(tl.float32) * tl.load(steps_at, tokens < context, other=0.0)[:, None]).to(dtype)
+            v_steps = tl.load(steps_at + BLOCK_SIZE, tokens < context, other=0.0)
+            v = (v.to(tl.float32) * v_steps[:, None]).to(dtype)
     return k, v
 
 
