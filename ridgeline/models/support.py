@@ -20,8 +20,10 @@ from ridgeline.models.spec.declarations.family import Family
 from ridgeline.models.spec.families import FAMILIES, SERVED_FORMATS
 from ridgeline.models.spec.model_spec import ModelSpec
 from ridgeline.models.spec.readers.hf_config import ACTIVATIONS, read_values
+from ridgeline.models.weights.low_bit_plan import device_format
 from ridgeline.models.weights.packed_formats import FORMAT_NAMES, choose_format, is_lossless
 
+SAMPLE_COLUMNS = 4096
 BACKENDS: tuple[Backend, ...] = ("native", "torch", "cuda")
 # A config with every key that a family may require; a family reads those that it knows.
 SAMPLE: dict[str, Any] = {
@@ -164,7 +166,10 @@ def format_support() -> list[FormatSupport]:
     own = {name: family.name for family in FAMILIES.values() for name in family.formats}
     rows += [_read("safetensors", f"{name} ({family})", name.upper()) for name, family in own.items()]
     for format, producers in quantized_formats().items():
-        rows.append(_read(QUANTIZED, f"{format} of {', '.join(producers)}", usual_type(format)))
+        row = _read(QUANTIZED, f"{format} of {', '.join(producers)}", usual_type(format))
+        if device_format(format, SAMPLE_COLUMNS) is not None and "bitsandbytes" not in producers:
+            row.computed["cuda"] = f"{device_element(format)}, as stored"
+        rows.append(row)
     rows += [_read("GGUF", name, name) for name, _, _ in TENSOR_TYPES.values()]
     rows += [FormatSupport(QUANTIZED, name, dict.fromkeys(BACKENDS)) for name in NOT_READ]
     return rows
@@ -216,7 +221,7 @@ class InputSupport:
 
 
 def input_support() -> list[InputSupport]:
-    """No backend rounds inputs as a file asks; `--weights auto`."""
+    """With `--weights auto`."""
     asked: dict[QuantFormat, list[str]] = {}
     for _, format, inputs in _produced():
         if inputs and inputs not in asked.setdefault(format, []):
@@ -228,12 +233,25 @@ def input_support() -> list[InputSupport]:
             {
                 "native": _native_inputs(usual_type(format)),
                 "torch": "not quantized: float32",
-                "cuda": "not quantized: bfloat16",
+                "cuda": _cuda_inputs(format),
             },
         )
         for format, kinds in asked.items()
         if kinds
     ]
+
+
+def _cuda_inputs(format: QuantFormat) -> str:
+    """As the file asks, where the weights are computed as stored; static steps are replaced by each
+    token's."""
+    if device_format(format, SAMPLE_COLUMNS) is None or format.element not in ("e4m3", "int8"):
+        return "not quantized: bfloat16"
+    wide = format.group[1]
+    return f"{device_element(format)}, per token" + (f" and {wide} columns" if wide else "")
+
+
+def device_element(format: QuantFormat) -> str:
+    return {"e4m3": "FP8"}.get(format.element, format.element)
 
 
 def _native_inputs(type_name: str) -> str:

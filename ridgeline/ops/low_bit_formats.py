@@ -66,7 +66,8 @@ class ScratchSizes:
     def with_matrix(
         self, format: LowBitFormat, rows: int, columns: int, tokens: int, *, stack: bool = False
     ) -> ScratchSizes:
-        """Room for products of `tokens` rows with this matrix, or with a stack of them, which is not expanded."""
+        """Room for products of `tokens` rows with this matrix, or with a stack of them, which is not
+        expanded."""
         if format.inputs:
             codes, steps = tokens * columns, tokens * format.groups(columns)
             return ScratchSizes(max(self.codes, codes), max(self.steps, steps), self.wide)

@@ -19,12 +19,13 @@ SYMMETRIC_ZERO = 8
 RANDOM_AT_ONCE = 1 << 26  # numbers
 _LEAST = 2.0**-100  # of a scale: a group of zeros can be divided by it
 
+
 @dataclass(frozen=True, slots=True)
 class LowBits:
     """A matrix [rows, columns], or a stack of them.
 
-    codes:  [..., rows, columns] float8_e4m3fn or int8; int4: words int32 [..., rows, padded columns / 8], where
-            nibble p of word j of chunk c is column 256 c + 32 p + j
+    codes:  [..., rows, columns] float8_e4m3fn or int8; int4: words int32 [..., rows, padded columns / 8],
+            where nibble p of word j of chunk c is column 256 c + 32 p + j
     scales: [..., groups, rows]
     zeros:  [..., groups, rows] uint8, of codes 0 … 15; None: 8 everywhere
     order:  int32 [columns]: column i of the codes is column order[i] of the matrix; None: the same
@@ -86,7 +87,8 @@ class LowBits:
         return LowBits(self.format, self.columns, self.codes[expert], self.scales[expert], zeros, self.order)
 
     def fill(self, first_row: int, codes: Tensor, scales: Tensor, zeros: Tensor | None = None) -> None:
-        """Rows of a matrix. codes [rows, columns]: fp8, int8; int4: uint8 0 … 15. scales, zeros [rows, groups]."""
+        """Rows of a matrix. codes [rows, columns]: fp8, int8; int4: uint8 0 … 15. scales, zeros [rows,
+        groups]."""
         rows = slice(first_row, first_row + len(codes))
         self.scales[:, rows] = scales.t().to(self.scales.dtype)
         if self.zeros is not None:
@@ -150,7 +152,8 @@ def rounded(weights: Tensor, format: LowBitFormat) -> tuple[Tensor, Tensor, Tens
 
 
 def expanded(matrix: LowBits) -> Tensor:
-    """[..., rows, columns] float32: the exact values; the definition of the format, for tests and `expand`."""
+    """[..., rows, columns] float32: the exact values; the definition of the format, for tests and
+    `expand`."""
     format, columns = matrix.format, matrix.columns
     group = format.group or columns
 

@@ -119,9 +119,9 @@ def test_a_gpu_that_is_there_and_not_used_is_a_reason(spec, cuda_torch):
     choice = choose_with_gpu(EngineConfig(), spec)
     assert choice.name == "native"
     assert "built without CUDA" in choice.reason
-    by_setting = choose_with_gpu(EngineConfig(weights="int8"), spec)
+    by_setting = choose_with_gpu(EngineConfig(weights="int8-channel"), spec)
     assert by_setting.name == "native"
-    assert "--weights int8" in by_setting.reason
+    assert "--weights int8-channel" in by_setting.reason
 
 
 def test_a_setting_of_torchs_alone_chooses_torch_beside_a_gpu(spec, cuda_torch):

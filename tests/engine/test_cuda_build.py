@@ -98,7 +98,9 @@ def test_the_dtype_is_as_asked_or_16_bits_that_keep_the_files_range(
 
 
 def test_keys_of_another_type_than_the_weights_are_refused(qwen3_8b: Path) -> None:
-    with pytest.raises(InvalidConfig, match=r"--kv-dtype float32: on a GPU .* weights, bfloat16"):
+    with pytest.raises(
+        InvalidConfig, match=r"--kv-dtype float32: on a GPU .* inputs, bfloat16, or fp8 or int8"
+    ):
         build_at(qwen3_8b, kv_dtype="float32")
     build_at(qwen3_8b, kv_dtype="float32", weights="float32")
 

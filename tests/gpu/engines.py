@@ -254,7 +254,9 @@ def poisoned_memory() -> Iterator[None]:
     def filled(tensor: Tensor) -> Tensor:
         if tensor.is_meta:
             return tensor
-        return tensor.fill_(float("nan") if tensor.is_floating_point() else GARBAGE)
+        if tensor.is_floating_point():
+            return tensor.fill_(float("nan"))
+        return tensor.fill_(GARBAGE % 128 if tensor.itemsize == 1 else GARBAGE)
 
     torch.empty = lambda *args, **options: filled(empty(*args, **options))
     torch.empty_like = lambda *args, **options: filled(empty_like(*args, **options))

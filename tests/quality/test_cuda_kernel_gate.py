@@ -1,9 +1,9 @@
 """The kernel gate of the GPU's 8- and 4-bit products: a whole model against torch's fake-quantization of the
 same format, with weights dequantized and inputs rounded as `ops.input_rounding` says.
 
-In Triton's interpreter, with float32 around the products, on stories260K: a prompt, then a decode. What the two
-still differ in is the order of sums, and the roundings to 8 bits that follow from it. In bfloat16 a number that
-lies between two 8-bit ones falls to either side in both, which is no error of a kernel.
+In Triton's interpreter, with float32 around the products, on stories260K: a prompt, then a decode. What the
+two still differ in is the order of sums, and the roundings to 8 bits that follow from it. In bfloat16 a
+number that lies between two 8-bit ones falls to either side in both, which is no error of a kernel.
 """
 
 from __future__ import annotations
@@ -78,7 +78,9 @@ class FakeQuant:
 def fake_decoder(spec: Any, weights: Weights) -> Decoder:
     ops = FakeQuant()
     layers = [
-        replace(layer, **{name: ops.expanded(getattr(layer, name)) for name in MATRICES & set(layer.__slots__)})
+        replace(
+            layer, **{name: ops.expanded(getattr(layer, name)) for name in MATRICES & set(layer.__slots__)}
+        )
         for layer in weights.layers
     ]
     return Decoder(spec, replace(weights, layers=layers), ops)  # type: ignore[arg-type]
@@ -118,5 +120,5 @@ def test_a_model_is_that_of_the_fake_quantization(weights: str, stories_path: Pa
             row = InputRow([story[place]], place, [0, 1, 2, 3], 0)
             expected.append(fake.forward(StepInputs.from_rows([row], BLOCK), cache).float())
     ours, theirs = (logprobs(torch.cat(each).numpy()) for each in (found, expected))
-    mean = float(np.mean(kl(theirs, ours)))
-    assert mean <= BOUND, mean
+    each = kl(theirs, ours)
+    assert float(np.mean(each)) <= BOUND, each

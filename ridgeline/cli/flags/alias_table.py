@@ -113,7 +113,7 @@ ALIASES: tuple[Alias, ...] = (
         remark="`--dtype half` is float16, `--dtype float` is float32; `dtype` in the file and "
         "RIDGELINE_DTYPE take the values of `--weights` alone",
     ),
-    Alias(("--kv-cache-dtype",), VLLM, "engine.kv_dtype", remark="`fp8` is not supported"),
+    Alias(("--kv-cache-dtype",), VLLM, "engine.kv_dtype", values={"fp8_e4m3": "fp8"}),
     Alias(("--kv-cache-memory-bytes",), VLLM, "engine.kv_memory_gib", read=gib),
     Alias(("--enable-prefix-caching",), VLLM, "engine.prefix_cache", const=True),
     Alias(("--no-enable-prefix-caching",), VLLM, "engine.prefix_cache", const=False),

@@ -115,8 +115,8 @@ class CudaBuild:
                 assert self._gpu is not None
                 have = ".".join(map(str, self._gpu.capability))
                 raise InvalidConfig(
-                    f"{flag} fp8 needs a GPU of compute capability 8.9 or newer; {self._gpu.name} has {have}. "
-                    f"Use {flag} int8"
+                    f"{flag} fp8 needs a GPU of compute capability 8.9 or newer; {self._gpu.name} has "
+                    f"{have}. Use {flag} int8"
                 )
 
     @property
@@ -189,7 +189,9 @@ class CudaBuild:
     def footprint(self, sizes: StepSizes) -> Footprint:
         config, spec = self._config, self._spec
         context = planned_context(spec, config)
-        buffers = workspace(spec, DTYPE_BYTES[self._dtype], sizes.step_tokens, sizes.max_running, context, self._low)
+        buffers = workspace(
+            spec, DTYPE_BYTES[self._dtype], sizes.step_tokens, sizes.max_running, context, self._low
+        )
         return Footprint(
             weights_bytes=self.weights_bytes,
             kv_bytes_per_token=CacheLayout.of(spec, self._cache_element).token_bytes,
@@ -258,11 +260,19 @@ class CudaBuild:
         if self._config.load_format == "dummy":
             from ridgeline.models.weights.torch_weights import random_weights
 
-            return random_weights(self._spec, dtype, device=DEVICE, stored_experts=self._stored_experts, low=self._low)
+            return random_weights(
+                self._spec, dtype, device=DEVICE, stored_experts=self._stored_experts, low=self._low
+            )
         from ridgeline.models.weights.stream import stream_weights
 
         return stream_weights(
-            self._path, self._spec, dtype, progress, DEVICE, stored_experts=self._stored_experts, low=self._low
+            self._path,
+            self._spec,
+            dtype,
+            progress,
+            DEVICE,
+            stored_experts=self._stored_experts,
+            low=self._low,
         )
 
     def _runner(self, weights: Weights, plan: MemoryPlan, sizes: StepSizes) -> CudaRunner:

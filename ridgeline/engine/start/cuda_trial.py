@@ -64,7 +64,9 @@ def trial_step(decoder: CudaDecoder, lengths: list[int], max_context: int) -> De
     rows = list(range(len(lengths)))
     prefill = None
     if not is_decode:
-        tile_tokens = tile_tokens_of(spec.num_heads, spec.num_kv_heads, spec.head_dim, decoder.buffers.q.dtype)
+        tile_tokens = tile_tokens_of(
+            spec.num_heads, spec.num_kv_heads, spec.head_dim, decoder.buffers.q.dtype
+        )
         plan = plan_prefill(lengths, lengths, tile_tokens, table_rows=rows)
         prefill = plan.device_views(ints(plan.pack()))
     return DeviceStep(

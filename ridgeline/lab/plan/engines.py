@@ -14,7 +14,7 @@ from ridgeline.lab.hardware.chip import Chip
 from ridgeline.models.errors import ModelError
 from ridgeline.models.files.hub import fetch_config, hub_id
 from ridgeline.models.files.registry import find_known, resolve
-from ridgeline.models.spec.coverage import WEIGHT_FORMATS
+from ridgeline.models.spec.coverage import PLANNED_FORMATS
 from ridgeline.models.spec.families import check_servable
 from ridgeline.models.spec.find_spec import published_for, spec_of
 from ridgeline.models.spec.model_spec import ModelSpec
@@ -32,8 +32,8 @@ def ridgeline_refusal(model: str, chip: Chip, precision: str | None, kv_precisio
         check_servable(served_spec(model))
     except ModelError as error:
         return re.split(r"; |\. ", str(error))[0]
-    if chip.name != "cpu" and precision is not None and precision not in WEIGHT_FORMATS["cuda"]:
-        return f"on a GPU its weights are {', '.join(WEIGHT_FORMATS['cuda'])}, not {precision}"
+    if chip.name != "cpu" and precision is not None and precision not in PLANNED_FORMATS["cuda"]:
+        return f"on a GPU its weights are {', '.join(PLANNED_FORMATS['cuda'])}, not {precision}"
     if kv_precision not in (CPU_KV if chip.name == "cpu" else SIXTEEN_BITS):
         where = "a processor" if chip.name == "cpu" else "a GPU"
         return f"on {where} it keeps no keys and values in {kv_precision}"

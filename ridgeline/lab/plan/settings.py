@@ -20,7 +20,7 @@ from ridgeline.lab.plan.demand import Demand
 from ridgeline.lab.plan.search import Candidate
 from ridgeline.models.files.hub import hub_id
 from ridgeline.models.files.registry import find_known
-from ridgeline.models.spec.coverage import WEIGHT_FORMATS, Backend
+from ridgeline.models.spec.coverage import PLANNED_FORMATS, Backend
 from ridgeline.options import build, options_of, read_file
 
 # The engine's defaults; see `engine.start.build`.
@@ -55,7 +55,7 @@ def engine_settings(
         values[key], reasons[key] = value, reason
 
     kept_by_default = str(deployment.shape.stored) if is_cpu else GPU_WEIGHTS
-    if candidate.precision != kept_by_default and candidate.precision in WEIGHT_FORMATS[backend]:
+    if candidate.precision != kept_by_default and candidate.precision in PLANNED_FORMATS[backend]:
         decide("weights", candidate.precision, "the precision that was planned with")
     if is_cpu and deployment.kv_precision != "bfloat16":
         decide("kv_dtype", deployment.kv_precision, "the precision that was planned with")

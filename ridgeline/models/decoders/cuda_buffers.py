@@ -79,7 +79,9 @@ class Buffers:
             prefill=make_prefill_scratch(
                 gather_scratch_tokens(tokens, max_context), kv_heads, head_dim, dtype, device
             ),
-            low=LowScratch.empty(low_scratch_sizes(spec, low, tokens), dtype, device) if low.formats else None,
+            low=LowScratch.empty(low_scratch_sizes(spec, low, tokens), dtype, device)
+            if low.formats
+            else None,
             **_for_experts(spec, dtype, device, tokens),
         )
 

@@ -73,7 +73,8 @@ def low_scratch_sizes(spec: ModelSpec, low: LowBitPlan, tokens: int) -> ScratchS
     for (number, name), format in low.formats.items():
         layer = spec.layers[number]
         mixer, ffn = layer.mixer, layer.ffn
-        assert isinstance(mixer, Attention) and ffn is not None
+        assert isinstance(mixer, Attention)
+        assert ffn is not None
         hidden, heads = spec.hidden_size, mixer.heads * mixer.head_dim
         if isinstance(ffn, Experts) and name.startswith("experts"):
             pairs = tokens * ffn.per_token

@@ -65,6 +65,11 @@ WEIGHT_FORMATS: dict[Backend, tuple[str, ...]] = {
     "torch": ("float32", "bfloat16", "float16"),
     "cuda": ("float32", "bfloat16", "float16", "fp8", "int8", "int4"),
 }
+# Those that the planner proposes: on a GPU, the ones whose speed has been measured.
+PLANNED_FORMATS: dict[Backend, tuple[str, ...]] = {
+    **WEIGHT_FORMATS,
+    "cuda": ("float32", "bfloat16", "float16"),
+}
 
 
 def refusal(spec: ModelSpec, backend: Backend) -> str | None:

@@ -1,4 +1,5 @@
-"""Which matrices stay in 16 bits whatever the format of the others: the names of a policy, and what they mean."""
+"""Which matrices stay in 16 bits whatever the format of the others: the names of a policy, and what they
+mean."""
 
 from __future__ import annotations
 

@@ -1,8 +1,9 @@
 """Which matrices a GPU keeps in 8 or 4 bits, and in which format: decided before a weight is read.
 
-As a file stores them, where a kernel computes that format; rounded when they are loaded, where `--weights` asks
-for it; in 16 bits otherwise. Embeddings, the head, norms and routers always stay in 16 bits, and so does what
-the policy keeps. Rows that lie in one matrix (queries, keys, values) must have one format. Imports no torch.
+As a file stores them, where a kernel computes that format; rounded when they are loaded, where `--weights`
+asks for it; in 16 bits otherwise. Embeddings, the head, norms and routers always stay in 16 bits, and so does
+what the policy keeps. Rows that lie in one matrix (queries, keys, values) must have one format. Imports no
+torch.
 """
 
 from __future__ import annotations
@@ -48,7 +49,12 @@ class LowBitPlan:
 
     def of_layers(self, layers: Sequence[int]) -> LowBitPlan:
         """The plan of a model whose layers are these, in this order."""
-        every = [(new, old, name) for new, old in enumerate(layers) for number, name in self.formats if number == old]
+        every = [
+            (new, old, name)
+            for new, old in enumerate(layers)
+            for number, name in self.formats
+            if number == old
+        ]
         ordered = frozenset((new, name) for new, old, name in every if (old, name) in self.ordered)
         return LowBitPlan({(new, name): self.formats[old, name] for new, old, name in every}, ordered=ordered)
 
@@ -67,7 +73,8 @@ def low_bit_plan(
     *,
     has_fp8: bool = True,
 ) -> LowBitPlan:
-    """weights: auto, or a key of ONLINE. source: the opened checkpoint; None: random weights of the spec's format.
+    """weights: auto, or a key of ONLINE. source: the opened checkpoint; None: random weights of the spec's
+    format.
 
     has_fp8: whether the GPU multiplies FP8; if not, what is stored in it is expanded.
     """
@@ -91,14 +98,21 @@ def low_bit_plan(
             if chosen.element == "int4" and PART_OF[matrix[1]] == "experts":
                 chosen, why = None, "experts are not computed in int4"
         ffn = spec.layers[matrix[0]].ffn
-        if chosen and isinstance(ffn, Experts) and ffn.router.scales_input and PART_OF[matrix[1]] == "experts":
+        if (
+            chosen
+            and isinstance(ffn, Experts)
+            and ffn.router.scales_input
+            and PART_OF[matrix[1]] == "experts"
+        ):
             chosen, why = None, "experts whose inputs are scaled are not computed in 8 bits"
         if policy.keeps(*matrix):
             chosen, why = None, "the policy keeps them"
         text = " and ".join(sorted(words)) or "16 bits"
         if chosen is None:
             if words or why.startswith("experts"):
-                outcomes[f"stored as {text} are expanded to 16 bits: {why or 'no GPU kernel computes it'}"] += 1
+                outcomes[
+                    f"stored as {text} are expanded to 16 bits: {why or 'no GPU kernel computes it'}"
+                ] += 1
             continue
         formats[matrix] = chosen
         if is_ordered:
@@ -176,7 +190,11 @@ def _format_of_matrix(matrix: StoredMatrix) -> LowBitFormat | None:
     has_zeros = matrix.parameters(np.arange(matrix.shape[0]))[1] is not None
     if not has_zeros:
         return format
-    return LowBitFormat("int4", format.group, zeros=True, scale=format.scale) if format.element == "int4" else None
+    return (
+        LowBitFormat("int4", format.group, zeros=True, scale=format.scale)
+        if format.element == "int4"
+        else None
+    )
 
 
 def device_format(format: QuantFormat, columns: int) -> LowBitFormat | None:

@@ -65,7 +65,8 @@ MXFP4 = WeightFormat("mxfp4", ("words", "scales"), group=32)
 
 @dataclass(frozen=True, slots=True)
 class Weight:
-    """A matrix [out, in], or a stack of them [experts, out, in]. low: its parts, where it is in 8 or 4 bits."""
+    """A matrix [out, in], or a stack of them [experts, out, in]. low: its parts, where it is in 8 or 4
+    bits."""
 
     format: WeightFormat
     parts: Mapping[str, Tensor]

@@ -37,7 +37,9 @@ class Cache:
 
     def __init__(self, kind: str, lengths: list[int], device: str) -> None:
         most = max(-(-length // BLOCK) for length in lengths)
-        self.tables = torch.randperm(most * len(lengths), dtype=torch.int32).view(len(lengths), most).to(device)
+        self.tables = (
+            torch.randperm(most * len(lengths), dtype=torch.int32).view(len(lengths), most).to(device)
+        )
         shape = (most * len(lengths), KV_HEADS, 2, BLOCK, DIM)
         self.codes, self.steps = allocate_kv(shape, kind, device)
         self.kind, self.lengths = kind, lengths
@@ -49,7 +51,15 @@ class Cache:
             qkv = projections(length, device)
             q = torch.empty(length, HEADS, DIM, dtype=torch.bfloat16, device=device)
             rope_write_eight(
-                qkv, q, self.codes, self.steps, place.to(torch.int32), slots, nothing, nothing, **KINDS_OF_HEADS
+                qkv,
+                q,
+                self.codes,
+                self.steps,
+                place.to(torch.int32),
+                slots,
+                nothing,
+                nothing,
+                **KINDS_OF_HEADS,
             )
             parts = qkv.view(length, -1, DIM)
             assert torch.equal(q, parts[:, :HEADS])
@@ -60,7 +70,9 @@ class Cache:
         codes, steps = reference_kv(x, self.kind)
         return (codes.float() * steps[..., None]).repeat_interleave(HEADS // KV_HEADS, 1)
 
-    def attended(self, row: int, q: Tensor, position: int, window: int | None, softcap: float | None) -> Tensor:
+    def attended(
+        self, row: int, q: Tensor, position: int, window: int | None, softcap: float | None
+    ) -> Tensor:
         """q [H, D] at this position of the row."""
         seen = slice(max(0, position + 1 - (window or position + 1)), position + 1)
         keys, values = (self.stored(x[row][seen]) for x in (self.keys, self.values))

@@ -87,7 +87,9 @@ class StepDryRun:
         self._kv, self._kv_steps = torch.empty(kv_shape, dtype=dtype, device=NOWHERE), None
         if kv_format:
             self._kv, self._kv_steps = allocate_kv(kv_shape, kv_format, NOWHERE)
-        weights = allocate_weights(few, dtype, NOWHERE, None, stored_experts=stored_experts, low=low.of_layers(numbers))
+        weights = allocate_weights(
+            few, dtype, NOWHERE, None, stored_experts=stored_experts, low=low.of_layers(numbers)
+        )
         self._decoder = CudaDecoder(
             few, weights, self._kv, buffers, max_context, deterministic, kv_steps=self._kv_steps
         )
@@ -99,7 +101,9 @@ class StepDryRun:
         self._logprobs = LogprobBuffers(max_rows, spec.vocab_size, NOWHERE)
         self._logits = buffers.logits
         self.has_experts = spec.is_mixture
-        self.shares_prefixes = not deterministic and not kv_format and any(mixer.window is None for mixer in spec.attentions)
+        self.shares_prefixes = (
+            not deterministic and not kv_format and any(mixer.window is None for mixer in spec.attentions)
+        )
 
     def decodes(self, rows: int, *, sharing: bool = False, verifies: bool = False) -> list[Launch]:
         """A decode batch of `rows` rows; `sharing`: some of them share their first blocks; `verifies`: some

@@ -9,7 +9,7 @@ from ridgeline.lab.hardware.chip import CPU
 from ridgeline.lab.plan.engines import served_spec
 from ridgeline.lab.plan.plan_types import PlanRequest
 from ridgeline.models.errors import ModelError
-from ridgeline.models.spec.coverage import WEIGHT_FORMATS, Backend, refusal
+from ridgeline.models.spec.coverage import PLANNED_FORMATS, Backend, refusal
 from ridgeline.models.spec.precision import WHOLE, Precision, packed_precision
 
 SMALLER = 0.9  # of the stored size; what saves less is not considered
@@ -46,7 +46,7 @@ def precisions_for(request: PlanRequest, engine: str) -> list[Precision]:
         return [Precision.named(request.precision)]
     stored = stored_precision(request, engine)
     if engine == "ridgeline":
-        names = [name for name in WEIGHT_FORMATS[ridgeline_backend(request)] if name not in WHOLE]
+        names = [name for name in PLANNED_FORMATS[ridgeline_backend(request)] if name not in WHOLE]
     else:
         units = (("fp8", "fp8"), ("nvfp4", "fp4"))
         names = [name for name, unit in units if unit in request.chip.flops] + ["int4"]

@@ -73,7 +73,8 @@ def decode_attention(
     kv [num_blocks, K, 2, block_size, D] is contiguous; row r's blocks are tables[table_rows[r]].
     window: a token sees itself and the window - 1 tokens before, or, chunked, the tokens since the last
     multiple of window. sinks [H]: a further score of each head, without a value.
-    kv_steps [num_blocks, K, 2, block_size] float32: of a cache in 8 bits, which takes `q` alone, and no prefix.
+    kv_steps [num_blocks, K, 2, block_size] float32: of a cache in 8 bits, which takes `q` alone and no
+    prefix.
     prefix: `shared_prefix_attention` has just been called with the same scratch and `splits`.
     """
     rows, _, head_dim = out.shape

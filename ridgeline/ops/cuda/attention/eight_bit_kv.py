@@ -1,9 +1,10 @@
-"""An 8-bit KV cache on the GPU: what a token's keys and values are stored as, and the kernel that stores them.
+"""An 8-bit KV cache on the GPU: what a token's keys and values are stored as, and the kernel that stores
+them.
 
-FP8 (E4M3) or int8 codes with a float32 step for each token and KV head, apart for keys and values. What a token
-is stored as depends on the token alone, so that a prefix hit equals a miss bit for bit. Attention multiplies
-codes in 16 bits: in decodes the step of a key joins its score and that of a value its weight, softmax is in
-float32; prompts read keys and values times their steps.
+FP8 (E4M3) or int8 codes with a float32 step for each token and KV head, apart for keys and values. What a
+token is stored as depends on the token alone, so that a prefix hit equals a miss bit for bit. Attention
+multiplies codes in 16 bits: in decodes the step of a key joins its score and that of a value its weight,
+softmax is in float32; prompts read keys and values times their steps.
 """
 
 from __future__ import annotations
@@ -126,10 +127,14 @@ def _write_kernel(
         key, partner = head_pairs(
             x, bias, row_at, H + head + one, slot >= 0 + one, part_stride, PARTS, D, D_PAD, HALF, dtype
         )
-        key = rotated(key, partner, weight, partner_weight, turn[0], turn[1], eps, k_norm is not None, D, dtype)
+        key = rotated(
+            key, partner, weight, partner_weight, turn[0], turn[1], eps, k_norm is not None, D, dtype
+        )
         value_at = (H + K + head + one) * D + d
         value = summed(x, bias, row_at + value_at, value_at, part_stride, d < D, PARTS, dtype)
-        at = ((tl.maximum(slot, 0) // BLOCK_SIZE).to(tl.int64) * K + head) * (2 * BLOCK_SIZE) + slot % BLOCK_SIZE
+        at = ((tl.maximum(slot, 0) // BLOCK_SIZE).to(tl.int64) * K + head) * (
+            2 * BLOCK_SIZE
+        ) + slot % BLOCK_SIZE
         _store_row(key.to(tl.float32), codes, steps, at, slot, d, D, INTEGER, MOST)
         _store_row(value, codes, steps, at + BLOCK_SIZE, slot, d, D, INTEGER, MOST)
 

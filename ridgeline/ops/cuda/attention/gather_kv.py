@@ -62,7 +62,8 @@ def gather_kv(
     window: int | None,
     kv_steps: Tensor | None = None,
 ) -> None:
-    """[num_blocks, K, 2, block_size, D] → scratch, for every row of the plan; 8-bit codes times their steps."""
+    """[num_blocks, K, 2, block_size, D] → scratch, for every row of the plan; 8-bit codes times their
+    steps."""
     _, kv_heads, _, block_size, dim = kv.shape
     _gather_kv[plan.units.shape[0], kv_heads](
         kv,

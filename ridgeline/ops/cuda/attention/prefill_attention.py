@@ -285,18 +285,18 @@ def _prefill_attend(
     slope = 2.0 * log2e * scale / softcap if CAPPED else scale
     if WINDOWED:
         for n in tl.range(start, clear, BLOCK_N):
-            k, v = _keys_values(head_ptr, head_steps, q.dtype, table_ptr, keys_desc, values_desc, place, n, context,
-                                KV_HEADS, BLOCK_SIZE, D, BLOCK_D, BLOCK_N, True, GATHERED)  # fmt: skip
+            k, v = _keys_values(head_ptr, head_steps, q.dtype, table_ptr, keys_desc, values_desc, place, n,
+                            context, KV_HEADS, BLOCK_SIZE, D, BLOCK_D, BLOCK_N, True, GATHERED)  # fmt: skip
             acc, top, total = _advance(acc, top, total, q, k, v, n, positions, window, factor, slope,
                                        True, WINDOWED, CHUNKED, CAPPED, BLOCK_N, PRECISION)  # fmt: skip
     for n in tl.range(clear, cut, BLOCK_N):
-        k, v = _keys_values(head_ptr, head_steps, q.dtype, table_ptr, keys_desc, values_desc, place, n, context,
-                            KV_HEADS, BLOCK_SIZE, D, BLOCK_D, BLOCK_N, False, GATHERED)  # fmt: skip
+        k, v = _keys_values(head_ptr, head_steps, q.dtype, table_ptr, keys_desc, values_desc, place, n,
+                            context, KV_HEADS, BLOCK_SIZE, D, BLOCK_D, BLOCK_N, False, GATHERED)  # fmt: skip
         acc, top, total = _advance(acc, top, total, q, k, v, n, positions, window, factor, slope,
                                    False, WINDOWED, CHUNKED, CAPPED, BLOCK_N, PRECISION)  # fmt: skip
     for n in tl.range(cut, end, BLOCK_N):
-        k, v = _keys_values(head_ptr, head_steps, q.dtype, table_ptr, keys_desc, values_desc, place, n, context,
-                            KV_HEADS, BLOCK_SIZE, D, BLOCK_D, BLOCK_N, True, GATHERED)  # fmt: skip
+        k, v = _keys_values(head_ptr, head_steps, q.dtype, table_ptr, keys_desc, values_desc, place, n,
+                            context, KV_HEADS, BLOCK_SIZE, D, BLOCK_D, BLOCK_N, True, GATHERED)  # fmt: skip
         acc, top, total = _advance(acc, top, total, q, k, v, n, positions, window, factor, slope,
                                    True, WINDOWED, CHUNKED, CAPPED, BLOCK_N, PRECISION)  # fmt: skip
     acc = acc / tl.where(total == 0.0, 1.0, total)[:, None]

@@ -1,7 +1,8 @@
 """Chooses the kernels of routed experts by the number of tokens; the specification is `reference.experts`.
 
-`pairs` for a few tokens, `grouped` beyond; matrices in 8 bits are always grouped; in deterministic mode `grouped` with one tile shape for every
-number of tokens, so that a token's result has the same bits in every batch.
+`pairs` for a few tokens, `grouped` beyond; matrices in 8 bits are always grouped; in deterministic mode
+`grouped` with one tile shape for every number of tokens, so that a token's result has the same bits in every
+batch.
 """
 
 from __future__ import annotations
@@ -84,7 +85,8 @@ def experts(
     groups = scratch.groups
     capacity = group(chosen, groups, num, block_t)
     if isinstance(gate_up, LowBits):
-        assert not scales_input and low is not None, "experts in 8 bits take their input as it is"
+        assert not scales_input, "experts in 8 bits take their input as it is"
+        assert low is not None
         gate_up_low(
             x, weights, groups, capacity, block_t, gate_up, inner, activation, low,
             bias=gate_up_bias, clamp=clamp,

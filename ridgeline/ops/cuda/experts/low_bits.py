@@ -1,9 +1,9 @@
 """Experts in FP8 and int8, as stored: products of rows grouped by expert, on the tensor cores.
 
-As `grouped`: the weight is the left operand, the first product gathers its rows by index and joins gate and up,
-the second writes each pair's output. Where the format rounds inputs, both factors are multiplied in 8 bits: the
-tokens are rounded once, and the pairs between the two products. Sums move to float32 after every step of 128
-columns.
+As `grouped`: the weight is the left operand, the first product gathers its rows by index and joins gate and
+up, the second writes each pair's output. Where the format rounds inputs, both factors are multiplied in 8
+bits: the tokens are rounded once, and the pairs between the two products. Sums move to float32 after every
+step of 128 columns.
 """
 
 from __future__ import annotations

@@ -1,16 +1,15 @@
 """Products with matrices in FP8 and int8, on the tensor cores, for two tokens and more.
 
-With rounded inputs both factors go to the tensor cores as they are stored: no weight passes through registers.
-Otherwise weights become 16 bits in registers. The weight is the left operand (outᵀ = weight · xᵀ), so a small
-batch wastes nothing, and K is split where a weight has too few rows for every multiprocessor; the consumer adds
-the partial sums, which have their scales already. FP8's sums lose bits in Hopper's tensor cores: they are
-moved to float32 after every 128 columns, or at the end of a group.
+With rounded inputs both factors go to the tensor cores as they are stored: no weight passes through
+registers. Otherwise weights become 16 bits in registers. The weight is the left operand (outᵀ = weight · xᵀ),
+so a small batch wastes nothing, and K is split where a weight has too few rows for every multiprocessor; the
+consumer adds the partial sums, which have their scales already. FP8's sums lose bits in Hopper's tensor
+cores: they are moved to float32 after every 128 columns, or at the end of a group.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 import triton
@@ -68,7 +67,8 @@ def eight_linear(
     bias: Tensor | None = None,
     config: EightConfig | None = None,
 ) -> None:
-    """x [T, K] times weight [N, K] transposed: into out [T, N], plus bias, or as partial sums [S, T, N] float32.
+    """x [T, K] times weight [N, K] transposed: into out [T, N], plus bias, or as partial sums [S, T, N]
+    float32.
 
     x: codes of the weight's element with their steps [groups, T], or numbers in 16 bits without steps.
     """

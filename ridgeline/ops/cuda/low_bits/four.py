@@ -10,9 +10,7 @@ and the ordinary product follows.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
-import torch
 import triton
 import triton.language as tl
 from torch import Tensor

@@ -1,10 +1,12 @@
-"""Linears of one token with matrices in 8 and 4 bits: each weight is read once, and reading it is all the work.
+"""Linears of one token with matrices in 8 and 4 bits: each weight is read once, and reading it is all the
+work.
 
 As `linear.gemv`: a program owns a few rows and the whole of K, its first weights are on their way before it
 waits for the previous kernel, and the norm before it and the residual or the activation behind it are inside.
-Where inputs are rounded, every program rounds the token for itself: its numbers are read from L2 once more, and
-the codes are those of `round_inputs`. Numbers of int4 are 128 + n in float32 by a shift, a mask and an or; the
-128 and the zero point are subtracted from the sums, as their product with the sum of the group's inputs.
+Where inputs are rounded, every program rounds the token for itself: its numbers are read from L2 once more,
+and the codes are those of `round_inputs`. Numbers of int4 are 128 + n in float32 by a shift, a mask and an
+or; the 128 and the zero point are subtracted from the sums, as their product with the sum of the group's
+inputs.
 """
 
 from __future__ import annotations
@@ -65,8 +67,8 @@ def low_gemv(
 ) -> None:
     """x [1, K] times weight [N, K] transposed, into `out` or onto `residual`; arguments as `linear.gemv`.
 
-    The normed token is rounded to its dtype, as in `reference.rms_norm`, and then to the weight's element where
-    the format rounds inputs.
+    The normed token is rounded to its dtype, as in `reference.rms_norm`, and then to the weight's element
+    where the format rounds inputs.
     """
     k, format = x.shape[1], weight.format
     n = len(weight) if activation is None else len(weight) // 2

@@ -2,8 +2,8 @@
 
 One token: `low_gemv`. Then the streaming products `eight_linear` and `four_linear`, whose partial sums their
 consumers add. Many tokens: FP8 with a scale per row goes to cuBLAS (`torch._scaled_mm`), other FP8 and int8
-with rounded inputs stay with `eight_linear`, and weights without rounded inputs are expanded to 16 bits for an
-ordinary product. In deterministic mode one tile and one order of K for every number of tokens.
+with rounded inputs stay with `eight_linear`, and weights without rounded inputs are expanded to 16 bits for
+an ordinary product. In deterministic mode one tile and one order of K for every number of tokens.
 
 The borders are defaults, not measurements: `benchmarks/gpu_low_precision.py` has the table that decides them.
 """
@@ -75,7 +75,8 @@ def low_linear(
     scratch: LowScratch,
     deterministic: bool = False,
 ) -> None:
-    """x [T, K] times weight [N, K] transposed: into [T, N], plus bias, or as partial sums [S, T, N] float32."""
+    """x [T, K] times weight [N, K] transposed: into [T, N], plus bias, or as partial sums [S, T, N]
+    float32."""
     tokens = len(x)
     if tokens <= MOST_GEMV and out.dim() == 2 and not deterministic:
         low_gemv(x, weight, out, bias=bias)

@@ -1,6 +1,7 @@
 """Rounds rows to FP8 or int8 with a step for each token, or for each token and group of columns.
 
-`ops.input_rounding` is the specification: the codes are the same, bit for bit, whatever rows are beside a row.
+`ops.input_rounding` is the specification: the codes are the same, bit for bit, whatever rows are beside a
+row.
 """
 
 from __future__ import annotations
