@@ -130,7 +130,7 @@ def packed_nibbles(codes: Tensor) -> Tensor:
 
 def unpacked_nibbles(words: Tensor) -> Tensor:
     """int32 [..., words] → uint8 [..., 8 · words], in the order of the columns."""
-    chunks = words.unflatten(-1, (-1, PLANE))
+    chunks = words.view(*words.shape[:-1], -1, PLANE)
     return torch.stack([(chunks >> 4 * place & 15).to(torch.uint8) for place in range(8)], dim=-2).flatten(-3)
 
 
