@@ -1,7 +1,7 @@
 """Low precision on one GPU, every bar of it in one run of less than nine minutes: products in FP8, int8 and
 int4 by the number of tokens, attention over an 8-bit cache, then the engine, with bf16 beside each.
 
-    python benchmarks/gpu_low_precision.py                    all of it; JSON to $OUT, or build/gpu-low-precision
+    python benchmarks/gpu_low_precision.py                    all; JSON to $OUT, or build/gpu-low-precision
     python benchmarks/gpu_low_precision.py --only kernels     gates, products and attention
     python benchmarks/gpu_low_precision.py --only qwen3-8b-fp8,qwen3-8b-bf16 --cases decode-bs1
 
@@ -87,7 +87,8 @@ def main() -> int:
     for name in parts:
         part = _in_a_process(name, folder, until, args)
         (results if name == "kernels" else results["engines"])[name] = part.pop("result", None)
-        results["failed"] |= {name: reason for reason in [part.get("failure")] if reason}
+        if part["failure"]:
+            results["failed"][name] = part["failure"]
         (folder / "low-precision.json").write_text(json.dumps(results, indent=1))
     _print_table(results)
     return 1 if results["failed"] else 0

@@ -1,8 +1,8 @@
 """Products with weights in 8 and 4 bits and attention over an 8-bit cache at the shapes of Qwen3-8B: right
 first, against torch's fake-quantization, then µs beside 16 bits and the limit.
 
-A row of the table is a layer: its four products one after another, rounding of inputs included. Candidates for
-a border (our kernel or cuBLAS, streaming or expanding) are lines of their own.
+A row of the table is a layer: its four products one after another, rounding of inputs included. Candidates
+for a border (our kernel or cuBLAS, streaming or expanding) are lines of their own.
 """
 
 from __future__ import annotations
@@ -167,7 +167,8 @@ def _layer(
 def _candidates(
     report: Report, name: str, shapes: dict[str, tuple[int, int]], tokens: tuple[int, ...]
 ) -> None:
-    """The other ways to compute a number of tokens, near the borders in `products`; one matrix, gate and up."""
+    """The other ways to compute a number of tokens, near the borders in `products`; one matrix, gate and
+    up."""
     if name not in TIMED or name == "fp8 block-128":
         return
     n, k = shapes["gate_up"]

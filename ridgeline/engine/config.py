@@ -45,11 +45,11 @@ class EngineConfig:
         option(
             "auto",
             "format of the weights in memory; native: no float16 and no fp8, auto is as in the file; torch: "
-        "no integers, auto is float32; cuda: no int8-channel, auto is float16 for float16 files, else "
-        "bfloat16, with FP8, int8, int4 and MXFP4 matrices of safetensors as stored (an explicit bfloat16 "
-        "expands them to 2 to 4 times the memory); fp8, int8 and int4 round a checkpoint's layers when it "
-        "is loaded",
-        alias="dtype",
+            "no integers, auto is float32; cuda: no int8-channel, auto is float16 for float16 files, else "
+            "bfloat16, with FP8, int8, int4 and MXFP4 matrices of safetensors as stored (an explicit "
+            "bfloat16 expands them to 2 to 4 times the memory); fp8, int8 and int4 round a checkpoint's "
+            "layers when it is loaded",
+            alias="dtype",
         )
     )
     quantization_keep: tuple[str, ...] = option(

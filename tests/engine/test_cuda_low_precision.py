@@ -31,6 +31,8 @@ from ridgeline.models.weights.torch_weights import device_tensors_of, load_weigh
 from ridgeline.ops.cuda.dependent_launch import INTERPRETED
 from ridgeline.ops.low_bit_formats import LowBitFormat
 from ridgeline.ops.low_bits import LowBits, expanded
+from ridgeline.ops.mxfp4 import Mxfp4
+from ridgeline.ops.mxfp4 import expanded as mxfp4_expanded
 from tests.gpu.engines import Sizes, Work, answers, bits_of, cuda_runner, family, poisoned_memory, serve
 from tests.models.quantized.writers import LAYOUTS, write_quantized
 from tests.models.tiny_checkpoints import tiny_model
@@ -135,6 +137,25 @@ def test_a_files_matrices_are_kept_without_changing_a_value(
     assert count >= kept if kept else not count
     words = "are computed as stored" if kept else "are expanded to 16 bits: no GPU kernel computes it"
     assert any(words in note for note in build._notes())
+
+
+def test_experts_in_mxfp4_are_kept_in_any_family(tmp_path: Path) -> None:
+    tiny_model("qwen3-moe").save_pretrained(tmp_path / "float")
+    quantized, twin = tmp_path / "quantized", tmp_path / "twin"
+    write_quantized(tmp_path / "float", quantized, twin, LAYOUTS["mxfp4"])
+    spec = read_spec(quantized)
+    build = CudaBuild(EngineConfig(), quantized, spec, 1)
+    stored = stream_weights(
+        quantized, spec, torch.bfloat16, device="cpu", stored_experts=build._stored_experts, low=build._low
+    )
+    assert stored.nbytes == build.weights_bytes
+    floats = tensors_of(load_weights(twin, read_spec(twin), torch.float32))
+    for ours, theirs in zip(device_tensors_of(stored).layers, floats.layers, strict=True):
+        for name in ("experts_gate_up", "experts_down"):
+            matrix = getattr(ours, name)
+            assert isinstance(matrix, Mxfp4)
+            assert torch.equal(mxfp4_expanded(matrix), getattr(theirs, name))
+    assert any("of experts are computed as stored, in MXFP4" in note for note in build._notes())
 
 
 def test_what_is_rounded_at_load_is_what_was_planned(tmp_path: Path) -> None:

@@ -151,7 +151,8 @@ class CudaBuild:
     @property
     def _stored_experts(self) -> bool:
         """Whether experts are computed as stored: MXFP4 beside bfloat16, of a checkpoint in safetensors."""
-        stored = self._spec.weight_format == "mxfp4" and self._config.weights == "auto"
+        stored = self._low.mxfp4_experts
+        stored = stored or (self._spec.weight_format == "mxfp4" and self._config.weights == "auto")
         return stored and self._dtype == "bfloat16"
 
     def prepare(self) -> None:
@@ -339,7 +340,7 @@ class CudaBuild:
         stored = self._spec.weight_format
         if self._config.load_format == "dummy":
             notes.append(DUMMY_NOTE)
-        elif self._stored_experts:
+        elif self._stored_experts and not self._low.mxfp4_experts:
             notes.append("experts are computed as stored, in MXFP4")
         elif self._low.notes:
             pass

@@ -43,9 +43,7 @@ def _fill_rows(target: LowBits, matrix: StoredMatrix, first_row: int, rows: np.n
     """False where a code is not finite."""
     part = matrix.read(rows)
     factor = np.float32(part.tensor_scale)
-    scales = torch.from_numpy(
-        np.array(np.broadcast_to(part.scales * factor, _of(part.scales, rows)))
-    )
+    scales = torch.from_numpy(np.array(np.broadcast_to(part.scales * factor, _of(part.scales, rows))))
     codes = torch.from_numpy(np.ascontiguousarray(part.codes)).to(target.device)
     if target.format.element == "fp8":
         if bool((codes.bitwise_and(_NAN) == _NAN).any()):
@@ -58,9 +56,7 @@ def _fill_rows(target: LowBits, matrix: StoredMatrix, first_row: int, rows: np.n
     zeros: Tensor | None = None
     if target.format.zeros:
         found = np.zeros_like(part.scales, np.int8) if part.zeros is None else part.zeros
-        zeros = (
-            torch.from_numpy(np.array(np.broadcast_to(found, _of(found, rows)))) + SYMMETRIC_ZERO
-        )
+        zeros = torch.from_numpy(np.array(np.broadcast_to(found, _of(found, rows)))) + SYMMETRIC_ZERO
     if part.groups is not None:
         assert target.order is not None
         order = torch.from_numpy(np.argsort(part.groups, kind="stable")).to(target.device)

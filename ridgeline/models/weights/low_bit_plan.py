@@ -34,12 +34,14 @@ class LowBitPlan:
     """formats: of the matrices that are kept
     stored:  of them, those that a file has in this format; the others are rounded
     ordered: those whose columns are in another order (act-order)
+    mxfp4_experts: all experts are stored in MXFP4, and kept in it
     notes:   how many matrices are computed in which way, for the start-up message
     """
 
     formats: Mapping[Matrix, LowBitFormat] = field(default_factory=dict)
     stored: frozenset[Matrix] = frozenset()
     ordered: frozenset[Matrix] = frozenset()
+    mxfp4_experts: bool = False
     notes: tuple[str, ...] = ()
 
     def of_layer(self, layer: int) -> tuple[tuple[str, LowBitFormat, bool], ...]:
@@ -86,9 +88,13 @@ def low_bit_plan(
     stored: set[Matrix] = set()
     ordered: set[Matrix] = set()
     outcomes: Counter[str] = Counter()
+    mxfp4_experts = weights == "auto" and _experts_in_mxfp4(spec, source, pieces, policy)
     for matrix, places in pieces.items():
+        if mxfp4_experts and PART_OF[matrix[1]] == "experts":
+            outcomes["of experts are computed as stored, in MXFP4 with inputs in 16 bits"] += 1
+            continue
         found = [_stored_format(spec, source, piece, place) for piece, place in places]
-        words = {_words(spec, source, piece, place) for piece, place in places} - {""}
+        words = {_words(spec, source, place) for piece, place in places} - {""}
         kept, is_ordered, why = _common(found, expert=PART_OF[matrix[1]] == "experts")
         if kept is not None and kept.element == "fp8" and not has_fp8:
             kept, why = None, "this GPU does not multiply FP8"
@@ -123,7 +129,7 @@ def low_bit_plan(
         else:
             outcomes[f"stored as {text} are rounded to {chosen} (--weights {weights})"] += 1
     notes = tuple(f"{count} matrices {text}" for text, count in outcomes.items())
-    return LowBitPlan(formats, frozenset(stored), frozenset(ordered), notes)
+    return LowBitPlan(formats, frozenset(stored), frozenset(ordered), mxfp4_experts, notes)
 
 
 def _matrices(spec: ModelSpec, source: TensorSource | None) -> dict[Matrix, list[tuple[Piece, Place]]]:
@@ -138,12 +144,39 @@ def _matrices(spec: ModelSpec, source: TensorSource | None) -> dict[Matrix, list
 Found = tuple[LowBitFormat | None, tuple[int, ...] | None]  # the format, and the groups of its columns
 
 
+def _experts_in_mxfp4(
+    spec: ModelSpec,
+    source: TensorSource | None,
+    pieces: dict[Matrix, list[tuple[Piece, Place]]],
+    policy: KeepPolicy,
+) -> bool:
+    """Whether there are experts and all of them are E2M1 with a power of two for each 32 columns."""
+    experts = [(matrix, places) for matrix, places in pieces.items() if PART_OF[matrix[1]] == "experts"]
+    found = {_quant_format(spec, source, place) for _, places in experts for _, place in places}
+    for (layer, name), _ in experts:
+        ffn = spec.layers[layer].ffn
+        if policy.keeps(layer, name) or not isinstance(ffn, Experts) or ffn.router.scales_input:
+            return False
+    return bool(found) and all(
+        format is not None and (format.element, format.scale, format.group) == ("e2m1", "e8m0", (1, 32))
+        for format in found
+    )
+
+
+def _quant_format(spec: ModelSpec, source: TensorSource | None, place: Place) -> QuantFormat | None:
+    """The file's format of a matrix; without a file, the one that the settings give it."""
+    if source is None:
+        scheme = spec.quantization
+        return None if scheme is None else scheme.format_of(place.name.removesuffix(".weight"))
+    matrix = source.matrix(place.name)
+    return None if matrix is None else matrix.format
+
+
 def _stored_format(spec: ModelSpec, source: TensorSource | None, piece: Piece, place: Place) -> Found:
     if place.columns is not None:
         return None, None
     if source is None:
-        scheme = spec.quantization
-        format = None if scheme is None else scheme.format_of(place.name.removesuffix(".weight"))
+        format = _quant_format(spec, source, place)
         return (None if format is None else device_format(format, piece.shape[1])), None
     matrix = source.matrix(place.name)
     if matrix is None:
@@ -152,14 +185,9 @@ def _stored_format(spec: ModelSpec, source: TensorSource | None, piece: Piece, p
     return _format_of_matrix(matrix), None if groups is None else tuple(groups.tolist())
 
 
-def _words(spec: ModelSpec, source: TensorSource | None, piece: Piece, place: Place) -> str:
+def _words(spec: ModelSpec, source: TensorSource | None, place: Place) -> str:
     """The file's format of a quantized matrix; empty if it is none."""
-    if source is None:
-        scheme = spec.quantization
-        format = None if scheme is None else scheme.format_of(place.name.removesuffix(".weight"))
-    else:
-        matrix = source.matrix(place.name)
-        format = None if matrix is None else matrix.format
+    format = _quant_format(spec, source, place)
     return "" if format is None else str(format)
 
 
@@ -214,9 +242,3 @@ def device_format(format: QuantFormat, columns: int) -> LowBitFormat | None:
     # Static steps are replaced by those of each token; another grouping than the weights' is not computed.
     fits = same and asked is not None and (asked.group == wide or (asked.static and not wide))
     return LowBitFormat(kind, wide, inputs=fits)
-
-
-def rounds_other_than_asked(format: QuantFormat, columns: int) -> bool:
-    """Whether the file asks for rounded inputs, and its matrices are computed without."""
-    kept = device_format(format, columns)
-    return kept is not None and format.activations is not None and not kept.inputs

@@ -17,10 +17,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from ridgeline.models.errors import BrokenModel
+from ridgeline.models.quantized.blocks import block_rows
 from ridgeline.models.spec.model_spec import ModelSpec
 from ridgeline.models.weights.checkpoint import (
     Progress,
@@ -159,12 +161,18 @@ def _read_others(
 
 def _read_stored(source: SafetensorsSource, piece: Piece, place: Place, matrix: Mxfp4) -> None:
     """An expert's rows as MXFP4 blocks; the device brings them to its order."""
-    if source.type_of(place.name) != MXFP4:
+    quantized = source.matrix(place.name)
+    if quantized is None and source.type_of(place.name) != MXFP4:
         raise BrokenModel(
             f"{source.where(place.name)}: tensor {place.name} is stored as {source.type_of(place.name)}, but "
             "config.json says mxfp4"
         )
-    blocks = torch.from_numpy(stored_bytes(source, piece, place)).to(matrix.words.device)
+    if quantized is None:
+        stored = stored_bytes(source, piece, place)
+    else:
+        rows = np.arange(piece.shape[0]) if place.rows is None else place.rows
+        stored = np.ascontiguousarray(block_rows(quantized, MXFP4, rows)).reshape(-1)
+    blocks = torch.from_numpy(stored).to(matrix.words.device)
     blocks = blocks.view(piece.shape[0], piece.shape[1] // BLOCK, -1)
     scale = int(blocks[..., 0].max())
     if scale == NAN_SCALE:

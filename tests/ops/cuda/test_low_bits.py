@@ -8,6 +8,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from ridgeline.ops import reference
+from ridgeline.ops.cuda.experts.experts import experts
+from ridgeline.ops.cuda.experts.scratch import experts_scratch
 from ridgeline.ops.cuda.low_bits import eight, four
 from ridgeline.ops.cuda.low_bits.expand_eight import expand_eight
 from ridgeline.ops.cuda.low_bits.four import expand_four, four_linear
@@ -167,6 +170,50 @@ def test_in_deterministic_mode_a_row_has_the_same_bits_in_any_company(name: str,
         low_linear(part, weight, out, scratch=scratch_for(70, weight, device), deterministic=True)
         outs.append(out)
     assert torch.equal(outs[0][5:6], outs[1])
+
+
+@pytest.mark.parametrize("name", ["fp8", "fp8 groups of 32", "int8", "fp8 weights alone"])
+@pytest.mark.parametrize("deterministic", [False, True])
+def test_experts_are_those_of_the_dequantized_weights(name: str, deterministic: bool, device: str) -> None:
+    count, num, per_token, hidden, size = 6, 4, 2, 64, 32
+    format = FORMATS[name]
+
+    def stack(rows: int, columns: int) -> LowBits:
+        made = LowBits.empty(format, (num, rows, columns), device)
+        for expert in range(num):
+            made.of(expert).round(0, torch.randn(rows, columns, device=device) / columns**0.5)
+        return made
+
+    gate_up, down, x = stack(2 * size, hidden), stack(hidden, size), tokens(count, device, hidden)
+    chosen = torch.stack([torch.randperm(num)[:per_token] for _ in range(count)]).to(torch.int32).to(device)
+    shares = torch.rand(count, per_token, device=device)
+    biases = {
+        "gate_up_bias": torch.randn(num, 2 * size, device=device).bfloat16(),
+        "down_bias": torch.randn(num, hidden, device=device).bfloat16(),
+    }
+    sizes = ScratchSizes().with_matrix(format, 2 * size, hidden, count, stack=True)
+    sizes = sizes.with_matrix(format, hidden, size, count * per_token, stack=True)
+    out = torch.empty(count, hidden, dtype=torch.bfloat16, device=device)
+    experts(
+        x, chosen, shares, gate_up, down, out, "silu",
+        experts_scratch(count, num, per_token, hidden, size, torch.bfloat16, device),
+        low=LowScratch.empty(sizes, torch.bfloat16, device), deterministic=deterministic, **biases,
+    )  # fmt: skip
+
+    def product(rows: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+        inputs = rows.float()
+        if format.inputs:
+            element = "e4m3" if format.element == "fp8" else "int8"
+            inputs = reference_inputs(inputs, element, group=format.group)
+        found = inputs @ weight.t()
+        return (found if bias is None else found + bias.float()).bfloat16()
+
+    wide = [expanded(each).cpu() for each in (gate_up, down)]
+    expected = reference.experts(
+        x.cpu(), chosen.cpu().long(), shares.cpu(), *wide, "silu",
+        **{each: bias.cpu() for each, bias in biases.items()}, product=product,
+    )  # fmt: skip
+    assert_close(out, expected, torch.bfloat16, 2e-2)
 
 
 def test_rounding_is_that_of_the_quantizer() -> None:

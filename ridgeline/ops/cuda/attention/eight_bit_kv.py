@@ -122,17 +122,17 @@ def _write_kernel(
         tl.store(q_out + token.to(tl.int64) * (H * D) + head * D + d, q, mask=(head < H) & (d < D))
     else:
         one = tl.arange(0, 1)[:, None]
-        head = part - QUERIES
-        weight, partner_weight = norm_pairs(k_norm, D, D_PAD, HALF)
-        key, partner = head_pairs(
-            x, bias, row_at, H + head + one, slot >= 0 + one, part_stride, PARTS, D, D_PAD, HALF, dtype
+        kv_head = part - QUERIES
+        k_weight, k_partner_weight = norm_pairs(k_norm, D, D_PAD, HALF)
+        key, key_partner = head_pairs(
+            x, bias, row_at, H + kv_head + one, slot >= 0 + one, part_stride, PARTS, D, D_PAD, HALF, dtype
         )
         key = rotated(
-            key, partner, weight, partner_weight, turn[0], turn[1], eps, k_norm is not None, D, dtype
+            key, key_partner, k_weight, k_partner_weight, turn[0], turn[1], eps, k_norm is not None, D, dtype
         )
-        value_at = (H + K + head + one) * D + d
+        value_at = (H + K + kv_head + one) * D + d
         value = summed(x, bias, row_at + value_at, value_at, part_stride, d < D, PARTS, dtype)
-        at = ((tl.maximum(slot, 0) // BLOCK_SIZE).to(tl.int64) * K + head) * (
+        at = ((tl.maximum(slot, 0) // BLOCK_SIZE).to(tl.int64) * K + kv_head) * (
             2 * BLOCK_SIZE
         ) + slot % BLOCK_SIZE
         _store_row(key.to(tl.float32), codes, steps, at, slot, d, D, INTEGER, MOST)
