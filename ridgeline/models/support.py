@@ -167,8 +167,11 @@ def format_support() -> list[FormatSupport]:
     rows += [_read("safetensors", f"{name} ({family})", name.upper()) for name, family in own.items()]
     for format, producers in quantized_formats().items():
         row = _read(QUANTIZED, f"{format} of {', '.join(producers)}", usual_type(format))
-        if device_format(format, SAMPLE_COLUMNS) is not None and "bitsandbytes" not in producers:
-            row.computed["cuda"] = f"{device_element(format)}, as stored"
+        if device_format(format, SAMPLE_COLUMNS) is not None:
+            beside = "; of bitsandbytes bfloat16" if "bitsandbytes" in producers else ""
+            row.computed["cuda"] = f"{device_element(format)}, as stored{beside}"
+        if (format.element, format.scale) == ("e2m1", "e8m0"):
+            row.computed["cuda"] = "bfloat16; experts mxfp4, as stored"
         rows.append(row)
     rows += [_read("GGUF", name, name) for name, _, _ in TENSOR_TYPES.values()]
     rows += [FormatSupport(QUANTIZED, name, dict.fromkeys(BACKENDS)) for name in NOT_READ]

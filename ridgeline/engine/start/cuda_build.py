@@ -354,6 +354,9 @@ class CudaBuild:
                 f"the KV cache has {element} keys and values with a scale per token and head; attention "
                 f"multiplies them in {self._dtype}"
             )
+        scheme = self._spec.quantization
+        if scheme is not None and scheme.has_static_inputs and self._low.stored:
+            notes.append("the file's static scales of inputs are replaced by those of each token")
         return (*notes, *self._low.notes)
 
     @property
