@@ -27,6 +27,7 @@ from ridgeline.engine.start.cuda_preload import (
     preload_compiler,
     preload_cublas,
 )
+from ridgeline.engine.start.device_memory import DeviceMemory
 from ridgeline.engine.start.gpu_probe import find_gpu, make_context
 from ridgeline.engine.start.loading import DUMMY_NOTE, Loaded, Progress, StepSizes, expansion_notes
 from ridgeline.engine.start.memory import (
@@ -92,7 +93,7 @@ class CudaBuild:
                 f"{self._dtype}, or fp8 or int8. Leave the flag out, or set both with --weights"
             )
         self._check_fp8()
-        self._device = _Device()
+        self._device = DeviceMemory()
 
     def _low_bits(self) -> LowBitPlan:
         config, spec = self._config, self._spec
@@ -375,52 +376,6 @@ class CudaBuild:
             "libraries": plan.reserve_bytes - self._graph_bytes,
         }
         return lambda: self._device.receipt(planned, kv_bytes)
-
-
-class _Device:
-    """The GPU's memory as torch and the driver report it, at the points that separate its parts."""
-
-    def __init__(self) -> None:
-        self.name = ""
-        self.free_at_start = 0
-        self._allocated: dict[str, int] = {}
-        self._reserved_when_built = 0
-
-    def open(self) -> None:
-        """Create the context. The memory free after this is planned."""
-        import torch
-
-        torch.cuda.set_device(0)  # creates the context
-        self.name = torch.cuda.get_device_name()
-        self.free_at_start = torch.cuda.mem_get_info()[0]
-
-    def mark(self, moment: str) -> None:
-        import torch
-
-        self._allocated[moment] = torch.cuda.memory_allocated()
-        self._reserved_when_built = torch.cuda.memory_reserved()
-
-    def receipt(self, planned: dict[str, int], kv_bytes: int) -> MemoryReceipt:
-        import torch
-
-        free, total = torch.cuda.mem_get_info()
-        reserved = torch.cuda.memory_reserved()
-        start, weights, runner = (self._allocated[moment] for moment in ("start", "weights", "runner"))
-        observed = {
-            "weights": weights - start,
-            "kv": kv_bytes,
-            "activations": max(runner - weights - kv_bytes, 0),
-            "graphs": max(reserved - self._reserved_when_built, 0),
-            "libraries": max(self.free_at_start - free - reserved, 0),
-        }
-        return MemoryReceipt(
-            planned=planned,
-            observed=observed,
-            peak_tensor_bytes=torch.cuda.max_memory_allocated(),
-            peak_reserved_bytes=torch.cuda.max_memory_reserved(),
-            device_free_bytes=free,
-            device_total_bytes=total,
-        )
 
 
 def model_dtype(config: EngineConfig, spec: ModelSpec) -> str:

@@ -249,7 +249,7 @@ def matrix_of(matrix: Matrix | None) -> Matrix:
     return matrix
 
 
-def expert_matrices(matrices: E | None) -> E:
+def expert_matrices(matrices: ExpertMatrix | None) -> ExpertMatrix:
     """Those of a layer that the description says has experts; as stored, where the backend asked for it."""
     assert matrices is not None
     return matrices

@@ -244,3 +244,40 @@ def test_no_kernel_has_an_argument_that_the_launcher_calls_its_own(kernels):
     """Triton makes a function of each kernel's arguments, and uses this name in it for something else."""
     assert len(kernels["arguments"]) > 20
     assert [name for name, arguments in kernels["arguments"].items() if "params" in arguments] == []
+
+
+# Appended to PROGRAM up to its dry run: what weights of fewer bits and an 8-bit cache launch.
+LOW = """
+from ridgeline.models.weights.low_bit_plan import low_bit_plan
+from ridgeline.ops.cuda.attention import prefill_specialized
+
+prefill_specialized._multiprocessors = lambda device: 1
+weights, kv_format = json.loads(sys.argv[3])
+spec = read_spec(Path(sys.argv[1]))
+dry_run = cuda_warm.StepDryRun(
+    spec, torch.bfloat16, 64, 4096, 4096, num_blocks=4096, low=low_bit_plan(spec, weights), kv_format=kv_format
+)
+launches = dry_run.decodes(1) + dry_run.decodes(16) + dry_run.prompts([300])
+own = ("low_bits", "eight_bit_kv", "decode_attention", "prefill_attention")
+launches = [launch for launch in launches if any(word in launch.kernel.__module__ for word in own)]
+print(json.dumps({"outcomes": [outcome(launch) for launch in distinct(launches)]}))
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("weights", "kv_format", "capability"), [("fp8", "fp8", 90), ("int4", "int8", 90), ("int8", "int8", 80)]
+)
+def test_products_of_fewer_bits_and_an_8_bit_cache_compile(
+    tmp_path: Path, weights: str, kv_format: str, capability: int
+) -> None:
+    (tmp_path / "config.json").write_text(json.dumps(QWEN3_06B))
+    program = PROGRAM.partition("dry_run =")[0] + LOW
+    asked, assumed = json.dumps([weights, kv_format]), {"RIDGELINE_ASSUME_CAPABILITY": str(capability)}
+    found = printed(program, str(tmp_path), str(capability), asked, **assumed)["outcomes"]
+    assert [kernel["error"] for kernel in found if "error" in kernel] == []
+    assert {"gemv", "decode_attention", "eight_bit_kv"} <= {each["kernel"].split(".")[-2] for each in found}
+    assert [kernel["kernel"] for kernel in found if kernel["early"] and not kernel["waits"]] == []
+    products = [each for each in found if each["kernel"].split(".")[-2] in ("eight", "four")]
+    assert products
+    assert all(kernel["tensor_cores"] for kernel in products if "expand" not in kernel["kernel"])

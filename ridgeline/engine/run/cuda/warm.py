@@ -148,8 +148,13 @@ class StepDryRun:
 
     def copies(self) -> list[Launch]:
         """Copies of KV blocks where sequences fork."""
-        caches = [self._kv] if self._kv_steps is None else [self._kv, self._kv_steps]
-        return recorded(lambda: [copy_blocks(cache, _ints(1), _ints(1)) for cache in caches])
+
+        def copy() -> None:
+            copy_blocks(self._kv, _ints(1), _ints(1))
+            if self._kv_steps is not None:
+                copy_blocks(self._kv_steps, _ints(1), _ints(1))
+
+        return recorded(copy)
 
     def samples(self, rows: int, params: RowParams = PLAIN_ROW) -> list[Launch]:
         """Sending a sequence's parameters and sampling tokens for `rows` rows."""
