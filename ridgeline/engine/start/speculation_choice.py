@@ -135,4 +135,11 @@ def _check_tokenizers(name: str, draft: Path, path: Path) -> None:
 
 def draft_config(config: EngineConfig, draft: DraftModel) -> EngineConfig:
     """The settings of a draft model's own runner: the engine's, with formats as its file has them."""
-    return replace(config, model=str(draft.path), speculate="off", weights="auto", load_format="auto")
+    return replace(
+        config,
+        model=str(draft.path),
+        speculate="off",
+        weights="auto",
+        load_format="auto",
+        quantization_keep=(),
+    )

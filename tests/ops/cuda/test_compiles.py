@@ -255,7 +255,7 @@ prefill_specialized._multiprocessors = lambda device: 1
 weights, kv_format = json.loads(sys.argv[3])
 spec = read_spec(Path(sys.argv[1]))
 dry_run = cuda_warm.StepDryRun(
-    spec, torch.bfloat16, 64, 4096, 4096, num_blocks=4096, low=low_bit_plan(spec, weights), kv_format=kv_format
+    spec, torch.bfloat16, 64, 4096, 4096, 4096, low=low_bit_plan(spec, weights), kv_format=kv_format
 )
 launches = dry_run.decodes(1) + dry_run.decodes(16) + dry_run.prompts([300])
 own = ("low_bits", "eight_bit_kv", "decode_attention", "prefill_attention")

@@ -82,7 +82,7 @@ def low_linear(
         low_gemv(x, weight, out, bias=bias)
     elif weight.format.inputs:
         codes, steps = scratch.rounded(x, weight)
-        if tokens > MOST_OWN_FP8 and out.dim() == 2 and not deterministic and _cublas_has(weight):
+        if tokens > MOST_OWN_FP8 and not deterministic and _cublas_has(weight, out):
             _scaled_product(codes, steps, weight, out, bias)
         else:
             eight_linear(codes, steps, weight, out, bias, eight.FIXED if deterministic else None)
@@ -101,10 +101,11 @@ def low_linear(
             torch.addmm(bias, x, wide.t(), out=out)
 
 
-def _cublas_has(weight: LowBits) -> bool:
-    """FP8 with a scale per row, on Hopper and newer."""
+def _cublas_has(weight: LowBits, out: Tensor) -> bool:
+    """FP8 with a scale per row, into bfloat16, on Hopper and newer."""
     n, k = weight.shape
     fits = weight.codes.dtype == torch.float8_e4m3fn and not weight.format.group
+    fits = fits and out.dim() == 2 and out.dtype == torch.bfloat16
     on_gpu = not INTERPRETED and weight.device.type != "cpu" and (capability() or 0) >= 90
     return fits and on_gpu and n % 16 == 0 and k % 16 == 0
 
