@@ -95,7 +95,10 @@ def story(stories_path: Path) -> list[int]:
     return [int(token) for token in told(stories_path, sequences=1, length=TOKENS)[0]]
 
 
-@pytest.mark.parametrize("weights", ["fp8", "int8", "int4"])
+@pytest.mark.parametrize(
+    "weights",
+    ["fp8", pytest.param("int8", marks=pytest.mark.slow), pytest.param("int4", marks=pytest.mark.slow)],
+)
 def test_a_model_is_that_of_the_fake_quantization(weights: str, stories_path: Path, story: list[int]) -> None:
     spec = read_spec(stories_path)
     low = low_bit_plan(spec, weights, source=open_source(stories_path, spec))

@@ -117,13 +117,13 @@ def test_a_token_is_stored_as_the_reference_says_whatever_is_written_beside_it(
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize(("window", "softcap", "splits"), [(None, None, 1), (None, 20.0, 3), (40, None, 2)])
+@pytest.mark.parametrize(("window", "softcap", "splits"), [(None, None, 1), (None, 20.0, 3), (20, None, 2)])
 def test_decodes_attend_over_the_stored_values(
     kind: str, window: int | None, softcap: float | None, splits: int, device: str
 ) -> None:
-    cache = Cache(kind, [1, 37, 90], device)
+    cache = Cache(kind, [1, 20, 45], device)
     q = torch.randn(4, HEADS, DIM, device=device).bfloat16()
-    positions = torch.tensor([0, 36, 89, 0], dtype=torch.int32, device=device)
+    positions = torch.tensor([0, 19, 44, 0], dtype=torch.int32, device=device)
     rows = torch.tensor([0, 1, 2, 0], dtype=torch.int32, device=device)
     slots = torch.tensor([0, 0, 0, -1], dtype=torch.int32, device=device)
     out = torch.full_like(q, float("nan"))
@@ -135,14 +135,14 @@ def test_decodes_attend_over_the_stored_values(
         config=DecodeConfig(block_tokens=16, split_tokens=16), **KINDS_OF_HEADS,
     )  # fmt: skip
     assert torch.equal(out[3], torch.zeros_like(out[3]))
-    for row, position in enumerate([0, 36, 89]):
+    for row, position in enumerate([0, 19, 44]):
         assert_close(out[row], cache.attended(row, q[row], position, window, softcap), torch.bfloat16)
 
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("gathered", [False, True])
 def test_prompts_attend_over_the_stored_values(kind: str, gathered: bool, device: str) -> None:
-    lengths, fresh = [20, 70], [20, 30]  # the second row's first tokens are cached
+    lengths, fresh = [12, 40], [12, 20]  # the second row's first tokens are cached
     cache = Cache(kind, lengths, device)
     group = HEADS // KV_HEADS
     config = PrefillConfig(16, 16, 4, 2, gathered)
