@@ -5,11 +5,11 @@ int4 by the number of tokens, attention over an 8-bit cache, then the engine, wi
     python benchmarks/gpu_low_precision.py --only kernels     gates, products and attention
     python benchmarks/gpu_low_precision.py --only qwen3-8b-fp8,qwen3-8b-bf16 --cases decode-bs1
 
-Needs a CUDA device, torch, triton and numpy. Each part runs in a separate process: one that fails is a
-line in the table and the others go on. Weights are random, rounded when they are made (`--weights`). The limit of a
-step is its bytes over 4.27 TB/s or its operations over the matrix rate, 1,451 TFLOP/s for FP8 and 791 for the
-others; both were measured on an H200. Without a GPU (TRITON_INTERPRET=1) `--only kernels` shows that the code
-runs; its times mean nothing.
+Needs a CUDA device, torch, triton and numpy. Each part runs in a separate process: one that fails is a line
+in the table and the others go on. Weights are random, rounded when they are made (`--weights`). The limit of
+a step is its bytes over 4.27 TB/s or its operations over the matrix rate, 1,451 TFLOP/s for FP8 and 791 for
+the others; both were measured on an H200. Without a GPU (TRITON_INTERPRET=1) `--only kernels` shows that the
+code runs; its times mean nothing.
 """
 
 from __future__ import annotations
