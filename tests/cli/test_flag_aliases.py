@@ -111,7 +111,7 @@ def test_an_ignored_flag_prints_a_note_on_stderr(capsys: pytest.CaptureFixture[s
         ("-fa model.gguf", "-fa model.gguf: the backend chooses its attention kernel; give on, off or auto"),
         ("--revision main", "--revision (vLLM) has no equal: write the revision into MODEL"),
         ("-hf org/name", "-hf (llama.cpp) has no equal: give the hub id as MODEL"),
-        ("--kv-cache-dtype fp8", "argument --kv-cache-dtype: invalid choice: 'fp8'"),
+        ("--kv-cache-dtype fp8_e5m2", "argument --kv-cache-dtype: invalid choice: 'fp8_e5m2'"),
         ("--max-model-len long", "argument --max-model-len: 'long' cannot be read"),
     ],
 )

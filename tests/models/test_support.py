@@ -57,9 +57,10 @@ def test_formats_say_what_is_computed_or_refused() -> None:
     assert rows["GGUF", "Q6_K"]["native"] == "int6 (Q6_K); on AMX int8 (rounded)"
     assert rows["safetensors", "mxfp4 (gpt_oss)"]["native"] == "int8"
     blocks = rows[support.QUANTIZED, "FP8 (blocks of 128×128) of fp8, compressed-tensors"]
-    assert blocks == {"native": "bfloat16 (rounded)", "torch": "float32", "cuda": "bfloat16"}
+    assert blocks == {"native": "bfloat16 (rounded)", "torch": "float32", "cuda": "FP8, as stored"}
     int4 = rows[support.QUANTIZED, "int4 (groups of 128) of compressed-tensors, gptq"]
     assert int4["native"] == "int4 (Q4_0)"
+    assert int4["cuda"] == "int4, as stored"
     assert rows["GGUF", "IQ4_NL"]["native"] == "int8"
     assert rows["GGUF", "IQ2_XS"]["native"] == "int8 (rounded)"
     assert set(rows[support.QUANTIZED, "aqlm"].values()) == {None}
@@ -79,7 +80,7 @@ def test_formats_that_ask_for_rounded_inputs_say_what_they_get() -> None:
     assert blocks.computed == {
         "native": "not quantized: bfloat16",
         "torch": "not quantized: float32",
-        "cuda": "not quantized: bfloat16",
+        "cuda": "FP8, per token and 128 columns",
     }
     assert rows["int8 (a scale per row)"].computed["native"].startswith("the library's own")
     assert not any(name.startswith("int4") for name in rows)  # GPTQ and AWQ ask for nothing
