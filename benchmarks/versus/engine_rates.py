@@ -1,6 +1,6 @@
 """Our engine in this process, timed: decode of many streams, prefill of one prompt, and the limits of both.
 
-Called by cpu_vs_llamacpp.py. The engine is built as a user gets it, with no setting but the model. The clock
+Called by cpu_vs_llamacpp.py. The engine is built as a user gets it, but without speculation. The clock
 runs over whole steps: planning, computing, sampling and applying, where a peer's benchmark only computes.
 """
 
@@ -34,7 +34,8 @@ class Ceilings:
 
 
 def load(path: Path) -> BuiltEngine:
-    return build_engine(EngineConfig(model=str(path)), path)
+    """Without drafts: a row counts steps, and the peer does not speculate."""
+    return build_engine(EngineConfig(model=str(path), speculate="off"), path)
 
 
 def measure_ceilings(read_bytes: int, threads: int) -> Ceilings:
@@ -99,6 +100,8 @@ def _random_prompt(rng: random.Random, vocab: int, length: int) -> list[int]:
 def step_weight_bytes(model: Path, spec: ModelSpec, streams: int = 1) -> int:
     """Bytes of weights one decode step must read; of an untied embedding only the rows of its tokens, and of
     routed experts those that are chosen, as many as `streams` independent choices reach on average."""
+    if model.is_dir():  # dense: every stored byte but an untied embedding's, which these models do not have
+        return sum(file.stat().st_size for file in model.glob("*.safetensors"))
     tensors = GgufFile(model).tensors
     of_experts = sum(tensor.nbytes for name, tensor in tensors.items() if "_exps." in name)
     total = sum(tensor.nbytes for tensor in tensors.values()) - of_experts
