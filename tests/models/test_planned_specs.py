@@ -339,7 +339,6 @@ def test_a_name_that_is_no_file_and_no_model_is_refused_with_what_would_be_taken
         ("google--gemma-4-26B-A4B", {"hidden_size_per_layer_input": 256}, "separate embeddings"),
         ("google--gemma-4-26B-A4B", {"num_kv_shared_layers": 20}, "layers that share a cache"),
         ("MiniMaxAI--MiniMax-M2.5", {"qk_norm_type": "per_head"}, "qk_norm_type is not per_layer"),
-        ("XiaomiMiMo--MiMo-7B-Base", {"use_sliding_window": True}, "sliding window in MiMo"),
         ("Qwen--Qwen3.5-27B", {"mamba_ssm_dtype": "fp4"}, "mamba_ssm_dtype is 'fp4'; supported: float32"),
         ("Qwen--Qwen3-8B", {"torch_dtype": "float7"}, "weights are stored as 'float7'"),
         (

@@ -17,7 +17,9 @@ from ridgeline.engine.speculate.drafter import Drafter
 from ridgeline.engine.speculate.ngram import NgramDrafter
 from ridgeline.engine.speculate.speculation import Speculation
 from ridgeline.engine.speculate.suffix import SuffixDrafter
-from ridgeline.models.drafters.eagle3_config import Eagle3Config, is_head, read_config
+from ridgeline.models.drafters.kinds import HeadConfig, head_kind, read_head_config
+from ridgeline.models.drafters.medusa_config import MedusaConfig
+from ridgeline.models.drafters.mtp_config import mtp_config
 from ridgeline.models.errors import ModelNotFound, UnsupportedModel
 from ridgeline.models.files.registry import resolve
 from ridgeline.models.spec.families import check_servable
@@ -30,6 +32,7 @@ if TYPE_CHECKING:
 # What `auto` means on each backend. torch is the reference of the tests: it stays plain.
 AUTO = {"native": "suffix", "torch": "off", "cuda": "off"}
 HEAD_BACKENDS = ("torch", "cuda")
+MTP = "mtp"  # modules of the served model itself
 
 Kind = Literal["off", "ngram", "suffix", "head", "model"]
 BuildModelDrafter = Callable[["DraftModel"], Drafter]
@@ -45,8 +48,8 @@ class DraftModel:
 class SpeculationChoice:
     kind: Kind
     notes: tuple[str, ...] = ()
-    head: Eagle3Config | None = None
-    path: Path | None = None  # of a head
+    head: HeadConfig | None = None
+    path: Path | None = None  # of a head, or of the model for its own modules
     model: DraftModel | None = None
 
     def build(
@@ -65,8 +68,9 @@ class SpeculationChoice:
         else:
             from ridgeline.engine.run.drafters.build import head_drafter
 
+            assert self.head is not None
             assert self.path is not None
-            drafter = head_drafter(self.path, runner, most_running)
+            drafter = head_drafter(self.head, self.path, runner, most_running)
         return Speculation(drafter, vocab_size)
 
 
@@ -82,7 +86,9 @@ def choose_speculation(config: EngineConfig, backend: str, spec: ModelSpec, path
         return SpeculationChoice(kind, (f"speculation {name}, where it pays",))
     folder = Path(name).expanduser()
     try:
-        if is_head(folder):
+        if name == MTP:
+            return _own_modules(config, backend, spec, path)
+        if head_kind(folder) is not None:
             return _head(name, folder, backend, spec)
         return _model(config, name, spec, path)
     except (ModelNotFound, UnsupportedModel) as error:
@@ -90,16 +96,31 @@ def choose_speculation(config: EngineConfig, backend: str, spec: ModelSpec, path
 
 
 def _head(name: str, folder: Path, backend: str, spec: ModelSpec) -> SpeculationChoice:
+    _check_reports_hidden(name, backend)
+    head = read_head_config(folder)
+    head.check_fits(spec)
+    size = f"{head.parameters / 1e6:.1f}M parameters"
+    kind = "Medusa heads" if isinstance(head, MedusaConfig) else "EAGLE-3 head"
+    note = f"speculation by the {kind} {folder} ({size}), up to {head.length} tokens, where it pays"
+    return SpeculationChoice("head", (note,), head=head, path=folder)
+
+
+def _own_modules(config: EngineConfig, backend: str, spec: ModelSpec, path: Path) -> SpeculationChoice:
+    _check_reports_hidden(MTP, backend)
+    if config.load_format == "dummy":
+        raise InvalidConfig("--speculate mtp: --load-format dummy makes no weights for these modules")
+    head = mtp_config(spec, path)
+    size = f"{head.parameters / 1e6:.0f}M parameters"
+    note = f"speculation by the model's own MTP module ({size}), up to {head.length} tokens, where it pays"
+    return SpeculationChoice("head", (note,), head=head, path=path)
+
+
+def _check_reports_hidden(name: str, backend: str) -> None:
     if backend not in HEAD_BACKENDS:
         raise InvalidConfig(
             f"--speculate {name}: a draft head reads hidden states of the model, which the {backend} backend "
             "does not report; use --backend torch or cuda, a draft model, or --speculate suffix"
         )
-    head = read_config(folder)
-    head.check_fits(spec)
-    size = f"{head.parameters / 1e6:.1f}M parameters"
-    note = f"speculation by the EAGLE-3 head {folder} ({size}), up to {head.length} tokens, where it pays"
-    return SpeculationChoice("head", (note,), head=head, path=folder)
 
 
 def _model(config: EngineConfig, name: str, spec: ModelSpec, path: Path) -> SpeculationChoice:

@@ -122,9 +122,13 @@ class CudaDecoder:
         project, last = partial(self._project, step=step), len(self._layers) - 1
         for number in numbers:
             self._keep(number, step)
-            rows = step.logit_rows if number == last else None
+            rows = step.logit_rows if number == last and not self._taps_final else None
             self._layers[number].forward(step, project, self._tile, rows)
             yield
+        if self._taps_final:
+            self._keep_final(step)
+            if step.logit_rows is not None:
+                self._move_logit_rows(step.logit_rows)
         return self.head(step)
 
     @property
@@ -135,20 +139,34 @@ class CudaDecoder:
         return sorted({*first.values(), len(self._layers) - 1})
 
     def tap(self, layers: tuple[int, ...]) -> None:
-        """Keep the inputs of these layers for a draft head. Before any graph."""
-        if any(not 0 <= layer < len(self._layers) for layer in layers):
+        """Keep the inputs of these layers for a draft head; behind the last layer: what the LM head reads. Before
+        any graph."""
+        if any(not 0 <= layer <= len(self._layers) for layer in layers):
             raise ValueError(f"layers {layers} of {len(self._layers)} cannot be tapped")
         residual = self.buffers.residual
         self._taps = layers
         self.tapped = residual.new_zeros(len(residual), len(layers) * residual.shape[1])
 
+    @property
+    def _taps_final(self) -> bool:
+        return len(self._layers) in self._taps
+
     def _keep(self, number: int, step: DeviceStep) -> None:
-        if self.tapped is None or number not in self._taps:
-            return
+        if number in self._taps:
+            self._kept(number, step).copy_(self.buffers.residual[: step.num_tokens])
+
+    def _keep_final(self, step: DeviceStep) -> None:
+        self._kept(len(self._layers), step).copy_(self.buffers.normed[: step.num_tokens])
+
+    def _kept(self, number: int, step: DeviceStep) -> Tensor:
+        assert self.tapped is not None
         first, hidden = self._taps.index(number), self.buffers.residual.shape[1]
-        tokens = step.num_tokens
-        kept = self.tapped[:tokens, first * hidden : (first + 1) * hidden]
-        kept.copy_(self.buffers.residual[:tokens])
+        return self.tapped[: step.num_tokens, first * hidden : (first + 1) * hidden]
+
+    def _move_logit_rows(self, rows: Tensor) -> None:
+        """To the front, where the head reads them. Rows that are padding name a token of the step, too."""
+        normed = self.buffers.normed
+        normed[: len(rows)].copy_(normed.index_select(0, rows))
 
     def head(self, step: DeviceStep) -> Tensor:
         """Logits of the step, from what its layers left in the buffers."""
@@ -174,9 +192,13 @@ class CudaDecoder:
             else:
                 attend = partial(layer.attention.attend_decodes, step=step, bias=None)
                 fused.forward(residual, step, attend)
-                if number < last and self._fused[number + 1] is None:
+                if (number < last and self._fused[number + 1] is None) or (
+                    number == last and self._taps_final
+                ):
                     layer.norm_for_the_next(residual, buffers.normed[:rows], self._tile)
             yield
+        if self._taps_final:
+            self._keep_final(step)
 
     def logits(self, hidden: Tensor) -> Tensor:
         """Logits of normed hidden states [L, hidden]; the buffer bounds L."""

@@ -28,7 +28,8 @@ class Decoder:
         self.weights = tensors_of(weights)
         self.max_context = spec.max_context if max_context is None else max_context
         device = weights.embed.device
-        self.taps: tuple[int, ...] = ()  # inputs of these layers are kept, for a draft head
+        self.taps: tuple[int, ...] = ()  # inputs of these layers are kept, for a draft head; behind the last
+        # layer: what the LM head reads
         self.tapped: Tensor | None = None  # [T, taps · hidden] of the last step
         self._rope_tables: dict[RopeSpec, Rotation] = {
             rope: (torch.from_numpy(cos).to(device), torch.from_numpy(sin).to(device))
@@ -64,6 +65,8 @@ class Decoder:
             if number in self.taps:
                 tapped.append(x)
             x = layer.forward(x, kv, context)
+        if len(self._layers) in self.taps:
+            tapped.append(self._final_norm(x))
         self.tapped = torch.cat(tapped, 1) if tapped else None
         return self._logits(x[inputs.logit_rows])
 

@@ -11,25 +11,19 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ridgeline.models.drafters.eagle3_config import CONFIG, WEIGHTS, Eagle3Config, read_config
+from ridgeline.models.drafters.rotation import rotated, rotation
+from ridgeline.models.drafters.stored_tensors import DTYPES, read_tensor
 from ridgeline.models.errors import BrokenModel
 from ridgeline.models.files.safetensors_file import SafetensorsFile
 from ridgeline.models.files.safetensors_writer import write_safetensors
 
 _LAYER = "layers.0."
-_DTYPES = {
-    "F32": torch.float32,
-    "BF16": torch.bfloat16,
-    "F16": torch.float16,
-    "I64": torch.int64,
-    "BOOL": torch.bool,
-}
-_NAMES = {dtype: name for name, dtype in _DTYPES.items()}
+_NAMES = {dtype: name for name, dtype in DTYPES.items()}
 
 
 class Eagle3Head(nn.Module):
@@ -73,9 +67,9 @@ class Eagle3Head(nn.Module):
         x = torch.cat([self.input_layernorm(embedded), normed], -1)
         shape = (*x.shape[:-1], -1, config.head_dim)
         q, k, v = (part(x).view(shape) for part in (self.q_proj, self.k_proj, self.v_proj))
-        cos, sin = self._rotation(positions)
+        cos, sin = rotation(positions, config.head_dim, config.rope_theta)
         residual = normed if config.norm_before_residual else hidden
-        return residual, _rotated(q, cos, sin), _rotated(k, cos, sin), v
+        return residual, rotated(q, cos, sin), rotated(k, cos, sin), v
 
     def output(self, attended: Tensor, residual: Tensor) -> Tensor:
         """[..., H, D] → the hidden state that is read next"""
@@ -89,16 +83,9 @@ class Eagle3Head(nn.Module):
         logits: Tensor = self.lm_head(self.norm(hidden))
         return logits
 
-    def _rotation(self, positions: Tensor) -> tuple[Tensor, Tensor]:
-        half = self.config.head_dim // 2
-        steps = torch.arange(half, device=positions.device, dtype=torch.float32)
-        angles = positions.float()[..., None] * self.config.rope_theta ** (-steps / half)
-        return angles.cos()[..., None, :], angles.sin()[..., None, :]
-
-
-def _rotated(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    first, second = x.float().chunk(2, -1)
-    return torch.cat([first * cos - second * sin, second * cos + first * sin], -1).to(x.dtype)
+    def tokens(self, ids: Tensor) -> Tensor:
+        """The target's ids of draft tokens."""
+        return self.draft_ids[ids]
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,7 +139,7 @@ def read_head(
     config = read_config(path)
     file = SafetensorsFile(path / WEIGHTS)
     names = {stored: name for name, stored in _NAMES_IN_FILE.items()}
-    offsets = _tensor(file, "d2t", (config.draft_vocab_size,))
+    offsets = read_tensor(file, "d2t", (config.draft_vocab_size,))
     head = Eagle3Head(config, offsets + torch.arange(config.draft_vocab_size))
     if int(head.draft_ids.min()) < 0 or int(head.draft_ids.max()) >= config.vocab_size:
         raise BrokenModel(
@@ -163,14 +150,5 @@ def read_head(
             # EAGLE's own files call the layer midlayer.
             found = stored if f"{stored}.weight" in file.tensors else stored.replace(_LAYER, "midlayer.")
             weight = getattr(head, name).weight
-            weight.copy_(_tensor(file, f"{found}.weight", tuple(weight.shape)))
+            weight.copy_(read_tensor(file, f"{found}.weight", tuple(weight.shape)))
     return head.to(device=device, dtype=dtype).requires_grad_(False)
-
-
-def _tensor(file: SafetensorsFile, name: str, shape: tuple[int, ...]) -> Tensor:
-    stored = file.tensors.get(name)
-    if stored is None or stored.dtype not in _DTYPES or stored.shape != shape:
-        found = "is missing" if stored is None else f"is {stored.dtype} {list(stored.shape)}"
-        raise BrokenModel(f"{file.path}: tensor {name} {found}; expected shape {list(shape)}")
-    raw = torch.from_numpy(np.array(file.raw(name)))
-    return raw.view(_DTYPES[stored.dtype]).view(shape)

@@ -140,15 +140,6 @@ def default_taps(layers: int) -> tuple[int, ...]:
     return (2, layers // 2, layers - 3) if layers >= 8 else (1, layers // 2, layers - 1)
 
 
-def is_head(path: Path) -> bool:
-    """Whether the folder holds a draft head of any kind, not a model."""
-    try:
-        config = json.loads((path / CONFIG).read_text())
-    except (OSError, ValueError):
-        return False
-    return isinstance(config, dict) and "speculators_config" in config
-
-
 def read_config(path: Path) -> Eagle3Config:
     """Raises BrokenModel for a file that is not readable, UnsupportedModel for another kind of head."""
     file = path / CONFIG

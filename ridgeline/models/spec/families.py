@@ -36,7 +36,7 @@ from ridgeline.models.spec.declarations.moe import (
 )
 from ridgeline.models.spec.declarations.olmo import OLMO2
 from ridgeline.models.spec.declarations.phi import PHI3
-from ridgeline.models.spec.declarations.qwen import QWEN2, QWEN3
+from ridgeline.models.spec.declarations.qwen import MIMO, QWEN2, QWEN3
 from ridgeline.models.spec.model_spec import ModelSpec
 from ridgeline.models.spec.names import Fused
 
@@ -49,7 +49,7 @@ FAMILIES: dict[str, Family] = {
     family.name: family
     for family in (
         *(LLAMA, MISTRAL, MINISTRAL, MINISTRAL3, GRANITE, SMOLLM3, INTERNLM2, INTERNLM3),
-        *(QWEN2, QWEN3, GEMMA2, GEMMA3, PHI3, OLMO2, GLM, GLM4),
+        *(QWEN2, MIMO, QWEN3, GEMMA2, GEMMA3, PHI3, OLMO2, GLM, GLM4),
         *(COHERE, COHERE2, GPT2, GPT_NEOX, STARCODER2),
         *(MIXTRAL, QWEN3_MOE, QWEN2_MOE, OLMOE, GRANITE_MOE, PHIMOE, GPT_OSS, LLAMA4),
     )

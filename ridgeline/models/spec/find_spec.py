@@ -22,7 +22,7 @@ from ridgeline.models.spec.precision import Precision
 from ridgeline.models.spec.published import PublishedModel, find_published, published_models
 from ridgeline.models.spec.read_spec import model_name, read_spec
 from ridgeline.models.spec.readers.compressed import read_deepseek_v4
-from ridgeline.models.spec.readers.grouped import read_mimo, read_minimax_m2, read_minimax_m3
+from ridgeline.models.spec.readers.grouped import read_minimax_m2, read_minimax_m3
 from ridgeline.models.spec.readers.hf_config import spec_from_hf
 from ridgeline.models.spec.readers.kimi_k3 import read_kimi_k3
 from ridgeline.models.spec.readers.latent import read_latent
@@ -50,7 +50,6 @@ READERS: Mapping[str, Reader] = MappingProxyType(
         "kimi_k2": read_latent,
         "kimi_k25": read_latent,
         "kimi_k3": read_kimi_k3,
-        "mimo": read_mimo,
         "mimo_v2_flash": read_mimo_v2,
         "minimax_m2": read_minimax_m2,
         "minimax_m3": read_minimax_m3,

@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from ridgeline.engine.run.drafters.eagle3_drafter import Eagle3Drafter
+from ridgeline.engine.run.drafters.chain_drafter import ChainDrafter
 from ridgeline.engine.schedule.intake import make_sequences
 from ridgeline.engine.schedule.request import Request, SamplingParams, Sequence
 from ridgeline.engine.speculate.drafter import Draft
@@ -24,7 +24,7 @@ from tests.gpu.engines import Sizes, torch_runner
 BOUND = 2e-4
 
 
-class Watched(Eagle3Drafter):
+class Watched(ChainDrafter):
     """Remembers what it proposed behind which tokens."""
 
     def propose(self, seqs: list[Sequence], most: int) -> list[Draft | None]:
@@ -102,7 +102,7 @@ def test_it_keeps_nothing_of_what_has_ended():
 def test_it_begins_behind_a_prefix_that_came_from_the_cache():
     """And a sequence whose positions are full has no guesses."""
     runner = torch_runner(SPEC, WEIGHTS, SIZES)
-    fed = Eagle3Drafter(random_head(), WEIGHTS.embed.tensor, 1.0, runner, 2)
+    fed = ChainDrafter(random_head(), WEIGHTS.embed.tensor, 1.0, runner, 2)
     request = Request("r", list(range(3, 30)), SamplingParams(max_tokens=9))
     (seq,) = make_sequences(request, Sizes().limits(), 0, lambda: 1)
     seq.tokens.append(40)

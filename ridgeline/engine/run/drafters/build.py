@@ -6,13 +6,21 @@ from pathlib import Path
 from typing import cast
 
 from ridgeline.engine.errors import InvalidConfig
-from ridgeline.engine.run.drafters.eagle3_drafter import Eagle3Drafter
+from ridgeline.engine.run.drafters.chain_drafter import ChainDrafter
+from ridgeline.engine.run.drafters.medusa_drafter import MedusaDrafter
 from ridgeline.engine.run.runner import Runner, TapsHidden
 from ridgeline.models.drafters.eagle3 import read_head
+from ridgeline.models.drafters.kinds import HeadConfig
+from ridgeline.models.drafters.medusa import read_medusa
+from ridgeline.models.drafters.medusa_config import MedusaConfig
+from ridgeline.models.drafters.mtp import read_mtp
+from ridgeline.models.drafters.mtp_config import MtpConfig
 
 
-def head_drafter(path: Path, runner: Runner, most_running: int) -> Eagle3Drafter:
-    """The head computes in the dtype and on the device of the model's embedding."""
+def head_drafter(
+    head: HeadConfig, path: Path, runner: Runner, most_running: int
+) -> ChainDrafter | MedusaDrafter:
+    """path: of an EAGLE-3 head. The head computes in the dtype and on the device of the model's embedding."""
     from ridgeline.engine.run.torch_runner import TorchRunner
 
     if not isinstance(runner, TapsHidden):
@@ -24,5 +32,10 @@ def head_drafter(path: Path, runner: Runner, most_running: int) -> Eagle3Drafter
 
         decoder = cast(CudaRunner, runner).decoder  # type: ignore[assignment]
     embed, scale = decoder.weights.embed, decoder.spec.embedding_scale
-    head = read_head(path, embed.dtype, embed.device)
-    return Eagle3Drafter(head, embed, scale, runner, most_running)
+    if isinstance(head, MedusaConfig):
+        heads = read_medusa(head, embed.dtype, embed.device)
+        return MedusaDrafter(heads, runner, decoder.spec.num_layers)
+    if isinstance(head, MtpConfig):
+        module = read_mtp(head, decoder.weights.lm_head, embed.dtype)
+        return ChainDrafter(module, embed, scale, runner, most_running)
+    return ChainDrafter(read_head(path, embed.dtype, embed.device), embed, scale, runner, most_running)

@@ -1,4 +1,4 @@
-"""Shapes of models with grouped attention that have no ModelSpec: MiniMax M2 and M3, MiMo-7B.
+"""Shapes of models with grouped attention that have no ModelSpec: MiniMax M2 and M3.
 
 Called by `find_spec` through its table. Attention is the same in every layer, except for M3's index.
 """
@@ -10,7 +10,7 @@ from ridgeline.models.files.config_values import ConfigValues
 from ridgeline.models.spec.ffn import Dense, Experts
 from ridgeline.models.spec.layer_spec import LayerSpec
 from ridgeline.models.spec.mixers import Attention, SparseIndex
-from ridgeline.models.spec.model_spec import ExtraWeights, ModelSpec
+from ridgeline.models.spec.model_spec import ModelSpec
 from ridgeline.models.spec.readers.planner_config import (
     PlannerConfig,
     flags_per_layer,
@@ -69,20 +69,6 @@ def read_minimax_m3(config: PlannerConfig) -> ModelSpec:
         for layer in range(count)
     )
     return planned_spec(config, values, "minimax_m3", layers)
-
-
-def read_mimo(config: PlannerConfig) -> ModelSpec:
-    """MiMo-7B: a Qwen2 with a prediction head."""
-    values = config.text()
-    if values.flag("use_sliding_window", default=False):
-        raise UnsupportedModel(f"{values.where}: the planner does not support a sliding window in MiMo")
-    hidden = values.integer("hidden_size")
-    attention = _attention(values, bias=values.flag("attention_bias", default=True))
-    layer = LayerSpec(attention, Dense(values.integer("intermediate_size")))
-    heads = values.optional_integer("num_nextn_predict_layers", minimum=0) or 0
-    each = layer.parameters(hidden) + 2 * hidden * hidden + 3 * hidden
-    extras = (ExtraWeights("MTP", heads * each, resident=False),) if heads else ()
-    return planned_spec(config, values, "mimo", (layer,) * layer_count(values), extra_parameters=extras)
 
 
 def _attention(

@@ -17,7 +17,7 @@ from ridgeline.models.spec.families import BY_MODEL_TYPE
 from ridgeline.models.spec.ffn import Activation, Dense, Experts, Router
 from ridgeline.models.spec.layer_spec import LayerSpec, Norms
 from ridgeline.models.spec.mixers import Attention, QkNorm, QueryScale
-from ridgeline.models.spec.model_spec import ModelSpec, NormSpec, longest_context
+from ridgeline.models.spec.model_spec import ExtraWeights, ModelSpec, NormSpec, longest_context
 from ridgeline.models.spec.moe_families import ExpertKeys, check_sparsemixer
 from ridgeline.models.spec.readers.hf_features import (
     JUDGED_KEYS,
@@ -30,6 +30,7 @@ from ridgeline.models.spec.readers.hf_rope import read_ropes, rope_notes
 from ridgeline.models.spec.readers.hf_windows import read_windows, rotated_layers
 from ridgeline.models.spec.rope import RopeSpec
 
+PREDICTION_MODULES = "num_nextn_predict_layers"
 MAX_LAYERS = 10_000  # a layer is an object here: a corrupt count must not exhaust memory
 ACTIVATIONS: dict[str, Activation] = {
     "silu": "silu",
@@ -111,8 +112,20 @@ def read_values(
         pad_id=pad_id,
         weight_format=read_weight_format(values, quantization),
         quantization=read_quantization(values, quantization),
+        extra_parameters=_prediction_modules(values, family, layers[-1], hidden_size),
         notes=rope_notes(ropes_of(layers)),
     )
+
+
+def _prediction_modules(
+    values: ConfigValues, family: Family, layer: LayerSpec, hidden_size: int
+) -> tuple[ExtraWeights, ...]:
+    """Modules that guess further tokens: a layer, a product of two states and three norms each."""
+    if PREDICTION_MODULES not in family.reads:
+        return ()
+    count = values.optional_integer(PREDICTION_MODULES, minimum=0) or 0
+    each = layer.parameters(hidden_size) + 2 * hidden_size * hidden_size + 3 * hidden_size
+    return (ExtraWeights("MTP", count * each, resident=False),) if count else ()
 
 
 def _language_model(config: dict[str, Any], where: str) -> tuple[dict[str, Any], tuple[str, ...]]:

@@ -1,4 +1,4 @@
-"""Eagle3Drafter: guesses by a draft head that reads the served model's hidden states.
+"""ChainDrafter: guesses by a head of one layer that reads the served model's hidden states: EAGLE-3, MTP.
 
 The head has its own keys and values for each sequence: one position for each token whose hidden state the
 model has computed and whose next token is known. After a step those of accepted tokens are added; the chain
@@ -17,6 +17,7 @@ from ridgeline.engine.schedule.request import SeqState, Sequence
 from ridgeline.engine.schedule.step import StepPlan
 from ridgeline.engine.speculate.drafter import Draft
 from ridgeline.models.drafters.eagle3 import Eagle3Head
+from ridgeline.models.drafters.mtp import MtpModule
 
 MOST_POSITIONS = 4096  # of a sequence; a longer one has no guesses
 PADDED_TOGETHER = 32  # rows with more new positions (prompts) are computed one by one
@@ -40,20 +41,19 @@ class State:
         return self.base + self.length + sum(map(len, self.waiting))
 
 
-class Eagle3Drafter:
-    name = "eagle3"
+class ChainDrafter:
     waits = True
 
     def __init__(
-        self, head: Eagle3Head, embed: Tensor, scale: float, runner: TapsHidden, most_running: int
+        self, head: Eagle3Head | MtpModule, embed: Tensor, scale: float, runner: TapsHidden, most_running: int
     ) -> None:
         """embed: the model's embedding, and the factor by which the model scales it"""
         config = head.config
+        self.name = "eagle3" if isinstance(head, Eagle3Head) else "mtp"
         self.head = head
         self._embed, self._scale = embed, scale
         self._runner = runner
-        self._dtype, self._device = head.fc.weight.dtype, head.fc.weight.device
-        self._ids = head.draft_ids
+        self._dtype, self._device = head.o_proj.weight.dtype, head.o_proj.weight.device
         self._cap = min(MOST_POSITIONS, config.max_context) + config.length
         self._kv = torch.zeros(
             0, 2, self._cap, config.kv_heads, config.head_dim, dtype=self._dtype, device=self._device
@@ -169,7 +169,7 @@ class Eagle3Drafter:
         hidden = torch.stack([state.hidden for state in states if state.hidden is not None])
         chosen: list[Tensor] = []
         for place in range(length):
-            tokens = self._ids[self.head.logits(hidden).argmax(-1)]
+            tokens = self.head.tokens(self.head.logits(hidden).argmax(-1))
             chosen.append(tokens)
             if place + 1 < length:
                 hidden = self._forward(states, hidden[:, None], tokens[:, None], 1, place)[:, 0]
