@@ -113,8 +113,9 @@ class EngineConfig:
     speculate: str = option(
         "auto",
         "guess tokens and verify several in a step, with the same output; ngram: from the request's text; "
-        "suffix: also from past answers; a draft model of the same tokenizer (name or path); the folder of an "
-        "EAGLE-3 head or Medusa heads, mtp: the model's own module (torch, cuda); off; auto: suffix on the native backend, else off",
+        "suffix: also from past answers; a draft model of the same tokenizer (name or path); the folder of "
+        "an EAGLE-3 head or of Medusa heads, or mtp: the model's own module (torch, cuda); off; auto: suffix "
+        "on the native backend, else off",
     )
     prefix_cache: bool = option(True, "reuse the KV cache of shared prompt prefixes")
     threads: int | None = option(None, "compute threads; default: the number of CPUs this process may use")
@@ -145,7 +146,9 @@ class EngineConfig:
     def _check_speculate(self) -> None:
         """A word that is no drafter is a path or a model's name; it is looked up at the start."""
         if not self.speculate:
-            raise InvalidConfig("--speculate is empty: use auto, off, ngram, suffix, mtp, a draft model or a head")
+            raise InvalidConfig(
+                "--speculate is empty: use auto, off, ngram, suffix, mtp, a draft model or a head"
+            )
         word = self.speculate
         if word not in DRAFTERS and word.isalpha() and not Path(word).exists():
             raise InvalidConfig(f"--speculate {word}: is neither a path nor known{nearest(word, DRAFTERS)}")

@@ -139,8 +139,8 @@ class CudaDecoder:
         return sorted({*first.values(), len(self._layers) - 1})
 
     def tap(self, layers: tuple[int, ...]) -> None:
-        """Keep the inputs of these layers for a draft head; behind the last layer: what the LM head reads. Before
-        any graph."""
+        """Keep the inputs of these layers for a draft head; behind the last layer: what the LM head reads.
+        Before any graph."""
         if any(not 0 <= layer <= len(self._layers) for layer in layers):
             raise ValueError(f"layers {layers} of {len(self._layers)} cannot be tapped")
         residual = self.buffers.residual

@@ -1,7 +1,7 @@
 """MtpModule: MiMo's module for further tokens, with the methods of `Eagle3Head` that its drafter calls.
 
-It joins the last hidden state behind a token with the embedding of the next one, passes them through one layer
-of the model's shape, and its output takes the place of the hidden state for the next guess. The embedding
+It joins the last hidden state behind a token with the embedding of the next one and passes them through one
+layer of the model's shape; its output takes the place of the hidden state for the next guess. The embedding
 and the LM head are the model's.
 """
 

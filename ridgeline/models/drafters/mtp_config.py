@@ -1,8 +1,8 @@
 """MtpConfig: the modules of a checkpoint that predict further tokens, in the layout of MiMo-7B. No torch.
 
 The other published layouts belong to families that are not served (DeepSeek-V3 and GLM-5: latent attention;
-Qwen3-Next and Qwen3.5: linear attention; MiMo-V2: sinks; Nemotron 3: Mamba): `read_spec` refuses those models by
-name.
+Qwen3-Next and Qwen3.5: linear attention; MiMo-V2: sinks; Nemotron 3: Mamba): `read_spec` refuses those models
+by name.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ LENGTH = 3  # tokens that it proposes: the first module is applied to its own ou
 
 @dataclass(frozen=True, slots=True)
 class MtpConfig:
-    """One module: a layer of the model's own shape over the last hidden state and the next token's embedding."""
+    """One module: a layer of the model's shape over the last hidden state and the next token's embedding."""
 
     path: Path
     hidden_size: int
@@ -51,8 +51,8 @@ def mtp_config(spec: ModelSpec, path: Path) -> MtpConfig:
     extra = next((each for each in spec.extra_parameters if each.name == "MTP"), None)
     if extra is None or spec.family not in FAMILIES:
         raise UnsupportedModel(
-            f"{spec.name} (family {spec.family}) has no modules that predict further tokens; they are read in "
-            f"the family {', '.join(FAMILIES)}"
+            f"{spec.name} (family {spec.family}) has no modules that predict further tokens; they are "
+            f"read in the family {', '.join(FAMILIES)}"
         )
     if path.suffix == ".gguf":
         raise UnsupportedModel(f"{path}: GGUF files have no such modules; use the original checkpoint")

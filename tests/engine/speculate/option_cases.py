@@ -52,11 +52,24 @@ def work(names: list[str] | None = None, tokens: int = 9) -> list[Request]:
 
 
 def served(
-    runner: Any, sizes: Sizes, requests: list[Request], speculation: Speculation | None = None
+    runner: Any,
+    sizes: Sizes,
+    requests: list[Request],
+    speculation: Speculation | None = None,
+    times: int = 1,
 ) -> Answers:
-    """By request and sample, on an engine that begins empty and admits more than may fit."""
+    """By request and sample, on an engine that begins empty and admits more than may fit; of the last time,
+    when prompts may come from the cache."""
     core = EngineCore(Scheduler(sizes.limits()), runner, speculation=speculation)
     core.scheduler.output_lengths._cold_tokens = 1
+    for _ in range(times):
+        found = _answers(core, requests)
+    core.idle()
+    assert core.speculation is speculation, "a drafter failed"
+    return found
+
+
+def _answers(core: EngineCore, requests: list[Request]) -> Answers:
     found = {(each.request_id, n): Answer() for each in requests for n in range(each.params.n)}
     for request in requests:
         core.add(request)
@@ -67,8 +80,6 @@ def served(
             answer.logprobs += delta.logprobs
             answer.prompt_logprobs += delta.prompt_logprobs
             answer.error = delta.error or answer.error
-    core.idle()
-    assert core.speculation is speculation, "a drafter failed"
     return found
 
 

@@ -22,6 +22,7 @@ from ridgeline.engine.speculate.drafter import Drafter
 from ridgeline.engine.speculate.ngram import NgramDrafter
 from ridgeline.engine.speculate.speculation import Speculation
 from ridgeline.engine.speculate.suffix import SuffixDrafter
+from tests.engine.speculate.matrix import Moody
 from tests.engine.speculate.prophet import Prophet
 from tests.tiny_thinker import save_thinker
 
@@ -180,6 +181,29 @@ def test_the_real_drafters(llm, make):
             check_equal(llm, quick.generate(prompts, params), expected)
         if length:
             assert accepted(quick)[1] > 0
+
+
+@pytest.mark.parametrize("make", [NgramDrafter, SuffixDrafter])
+def test_the_real_drafters_with_every_option(llm, plain, make):
+    """Lengths by chance; the second time past answers are known, and prompts are cached."""
+    quick = fresh(llm)
+    quick.engine.core.speculation = Moody(make(), llm.engine.spec.vocab_size)
+    for _ in range(2):
+        check_equal(llm, quick.generate(*work(llm)), plain)
+    if make is SuffixDrafter:
+        assert accepted(quick)[1] > 50
+
+
+def test_a_draft_model_on_the_native_backend(checkpoint, weights_are_not_kept):
+    """The model drafts for itself, in other weights: mostly right, and no answer changes."""
+    settings = {"backend": "native", "deterministic": True, "weights": "int8", "threads": 1}
+    plain = LLM(str(checkpoint), kv_tokens=8192, speculate="off", **settings)
+    quick = LLM(str(checkpoint), kv_tokens=8192, speculate=str(checkpoint), **settings)
+    assert any("draft model" in note for note in quick.engine.notes)
+    quick.engine.core.speculation = Moody(quick.engine.core.speculation.drafter, plain.engine.spec.vocab_size)
+    expected = plain.generate(*work(plain))
+    check_equal(quick, quick.generate(*work(plain)), expected)
+    assert accepted(quick)[1] > 100
 
 
 def test_drafters_keep_nothing_of_what_has_ended(llm, plain):

@@ -4,9 +4,13 @@ from __future__ import annotations
 
 import pytest
 
+from ridgeline.fleet.config import FleetSettings
+from ridgeline.fleet.config_models import FleetModel, ModelConfig
 from ridgeline.lab.errors import BadInput
 from ridgeline.lab.perfmodel.step_times import StepTimes, Terms
 from ridgeline.lab.plan.decision_gates import expected_gain
+from ridgeline.lab.simulate.fleet.from_file import setup_of
+from ridgeline.lab.simulate.fleet.replica_options import ReplicaOptions
 from ridgeline.lab.simulate.loop import simulate
 from ridgeline.lab.simulate.speculation import DraftFigures
 from ridgeline.lab.traffic.request import PlannedRequest, Traffic
@@ -47,3 +51,12 @@ def test_the_planner_expects_less_of_full_batches() -> None:
     assert expected_gain(1, 300) == pytest.approx(1 + 0.6 + 0.36 + 0.216 + 0.1296)
     assert expected_gain(1, 300, draft_share=0.5) == pytest.approx(expected_gain(1, 300) / 1.5)
     assert expected_gain(300, 300) < 0.5
+
+
+def test_replicas_of_a_simulated_fleet_guess_too() -> None:
+    fleet = FleetSettings(models=(FleetModel(ModelConfig(name="m", source="Qwen3-8B")),))
+    rates = ReplicaOptions(draft_rates="0.73, 0.52", draft_ms=0.2)
+    assert setup_of(fleet, fleet.models[0], rates).drafts == DraftFigures((0.73, 0.52), 0.0002)
+    assert setup_of(fleet, fleet.models[0], ReplicaOptions()).drafts is None
+    with pytest.raises(BadInput, match="--draft-rates high"):
+        setup_of(fleet, fleet.models[0], ReplicaOptions(draft_rates="high"))

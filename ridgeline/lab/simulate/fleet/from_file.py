@@ -16,6 +16,7 @@ from ridgeline.lab.perfmodel.step_formula import engine_constants
 from ridgeline.lab.perfmodel.stored import kept_times
 from ridgeline.lab.simulate.fleet.replica_options import ReplicaOptions
 from ridgeline.lab.simulate.fleet.setup import FleetSetup
+from ridgeline.lab.simulate.speculation import DraftFigures
 from ridgeline.models.spec.find_spec import find_spec
 from ridgeline.options import build, check_values
 
@@ -75,7 +76,20 @@ def setup_of(settings: FleetSettings, model: FleetModel, options: ReplicaOptions
         places=model.spread,
         region=settings.fleet.region,
         latency_ms=settings.latency_ms,
+        drafts=_drafts(options),
     )
+
+
+def _drafts(options: ReplicaOptions) -> DraftFigures | None:
+    if not options.draft_rates:
+        return None
+    try:
+        rates = tuple(float(rate) for rate in options.draft_rates.split(","))
+    except ValueError:
+        raise BadInput(
+            f"--draft-rates {options.draft_rates}: give numbers from 0 to 1 by comma, such as 0.7,0.5"
+        ) from None
+    return DraftFigures(rates, options.draft_ms / 1e3)
 
 
 def _kv_tokens(deployment: Deployment) -> int:

@@ -63,7 +63,12 @@ class SimulatedReplica:
         self._lookahead = setup.lookahead
         self._inbox: deque[_Submitted] = deque()
         self.engine = SimulatedEngine(
-            setup.limits, setup.times, setup.lookahead, setup.seed + number, self._publish
+            setup.limits,
+            setup.times,
+            setup.lookahead,
+            setup.seed + number,
+            self._publish,
+            setup.drafts,
         )
         self._waits_for_first: set[str] = set()
         self._queued: dict[int, int] = {}  # request → prompt tokens, until its first token is out

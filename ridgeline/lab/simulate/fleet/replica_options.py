@@ -19,3 +19,9 @@ class ReplicaOptions:
     kv_tokens: int | None = option(None, "KV cache in tokens; default: what the memory holds")
     max_context: int | None = option(None, "longest sequence in tokens; default: the model's")
     cold_start_s: float = option(60.0, "seconds from the start of a replica to its first request")
+    draft_rates: str = option(
+        "",
+        "speculation: shares of rows in which the first guess is right, the first two, and so on, such as "
+        "0.73,0.52,0.35; default: none",
+    )
+    draft_ms: float = option(0.0, "time of drafting, of each step with guesses, in milliseconds")

@@ -11,6 +11,7 @@ from ridgeline.fleet.routing.policy import PolicyName
 from ridgeline.lab.errors import BadInput
 from ridgeline.lab.perfmodel.front_times import FrontTimes
 from ridgeline.lab.perfmodel.step_times import StepTimes
+from ridgeline.lab.simulate.speculation import DraftFigures
 from ridgeline.replica.load_pace import LOAD_EVERY_S
 
 EXACT_REPLICAS = 1000
@@ -20,7 +21,7 @@ MODEL = "model"  # a simulation has one
 
 @dataclass(frozen=True, slots=True)
 class FleetSetup:
-    """limits, times, front, lookahead: settings of each replica, as in `simulate`
+    """limits, times, front, lookahead, drafts: settings of each replica, as in `simulate`
 
     replicas:     at the start; all are ready at time 0
     scaling:      None: the number is fixed
@@ -55,6 +56,7 @@ class FleetSetup:
     places: tuple[PlaceConfig, ...] = (PlaceConfig(),)
     region: str = ""
     latency_ms: Latencies = field(default_factory=dict)
+    drafts: DraftFigures | None = None
 
     def __post_init__(self) -> None:
         least = 0 if self.scaling is not None and self.scaling.min == 0 else 1
