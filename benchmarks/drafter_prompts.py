@@ -1,8 +1,8 @@
 """Prompts to train a draft head on, from the questions of public evaluation sets.
 
     python benchmarks/drafter_prompts.py FOLDER --out train.jsonl
-    ridgeline train-drafter smollm2-135m --prompts train.jsonl --own-questions 4000 --samples 12288 \\
-        --learning-rate 1e-3 --steps 1400 --device cuda \\
+    ridgeline train-drafter smollm2-135m --prompts train.jsonl --own-questions 4000 --samples 32768 \\
+        --learning-rate 1e-3 --minutes 4 --device cuda \\
         --held-out mt-bench.jsonl --held-out gsm8k.jsonl --out smollm2-eagle3
 
 FOLDER has arc_easy, arc_challenge, commonsense_qa, piqa (`query` in each line), svamp and lambada_openai

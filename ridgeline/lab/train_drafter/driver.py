@@ -200,6 +200,7 @@ def _report(
             name: {
                 "length": round(one.length, 3),
                 "by_position": [round(each, 3) for each in one.by_position],
+                "covered": round(one.covered, 3),
                 "rows": one.rows,
                 "answers": one.answers,
             }
@@ -217,11 +218,12 @@ def report_text(report: Report, out: Path) -> str:
         f"trained on {report.answers} answers ({tokens} tokens, sampled in {sampling_s:.0f} s)"
         f" in {report.steps} steps, {report.training_s:.0f} s on {report.device}",
         "",
-        "held out, greedy      tokens a row   right by position",
+        "held out, greedy      tokens a row   in the vocabulary   right by position",
     ]
     for name, one in report.acceptance.items():
         rates = " ".join(f"{each:.2f}" for each in one["by_position"])
-        lines.append(f"{name:<22}{one['length']:>8.2f}       {rates}   ({one['rows']} rows)")
+        figures = f"{one['length']:>8.2f}{100 * one['covered']:>18.1f} %"
+        lines.append(f"{name:<22}{figures}     {rates}   ({one['rows']} rows)")
     lines += ["", f"serve it:  ridgeline serve {report.model} --backend cuda --speculate {out}"]
     return "\n".join(lines)
 

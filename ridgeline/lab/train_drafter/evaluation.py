@@ -20,12 +20,13 @@ from ridgeline.models.drafters.eagle3 import Eagle3Head
 
 class Acceptance(NamedTuple):
     """length: tokens of a verified row, its own one included; by_position: share of rows whose guess there
-    was right, with all before it"""
+    was right, with all before it; covered: share of the answers' tokens that the head can guess"""
 
     length: float
     by_position: list[float]
     rows: int
     answers: int
+    covered: float
 
 
 @torch.no_grad()
@@ -49,7 +50,10 @@ def acceptance(
             rows += _walk(chains[place], answer.tokens[: ends[place]], len(answer.prompt), accepted)
     on_progress("acceptance", len(answers), len(answers))
     by_position = [count / max(1, rows) for count in accepted]
-    return Acceptance(1 + sum(by_position), by_position, rows, len(answers))
+    known = set(head.draft_ids.tolist())
+    tokens_of = [token for answer in answers for token in answer.answer]
+    covered = sum(token in known for token in tokens_of) / max(1, len(tokens_of))
+    return Acceptance(1 + sum(by_position), by_position, rows, len(answers), covered)
 
 
 def _walk(chains: list[list[int]], tokens: list[int], prompt: int, accepted: list[int]) -> int:

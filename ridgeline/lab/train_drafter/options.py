@@ -26,10 +26,14 @@ class TrainOptions:
     length: int = option(320, "most tokens of a prompt with its answer")
     vocabulary: int = option(8192, "tokens that the head can guess: the most frequent ones of the answers")
     guesses: int = option(4, "tokens that the head proposes, and training unrolls")
-    steps: int = option(0, "training steps; default: 3 passes over the answers")
+    steps: int = option(
+        0, "training steps; default: 3 passes over the answers, with --minutes as many as fit"
+    )
     batch: int = option(32, "sequences of a step")
     learning_rate: float = option(6e-4, "its peak, after 4 % of the steps; falls to a tenth")
-    minutes: float = option(0.0, "stop training after this many minutes; default: when the steps are done")
+    minutes: float = option(
+        0.0, "train for this many minutes; the rate falls with the time; default: until the steps are done"
+    )
     device: str = option("auto", "cuda or cpu; auto: a GPU if there is one")
     running: int = option(0, "answers generated at a time; default: as serve")
     seed: int = option(0, "of answers, order and initial weights")

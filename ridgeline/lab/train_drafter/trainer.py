@@ -25,6 +25,8 @@ from ridgeline.models.drafters.eagle3 import Eagle3Head
 from ridgeline.models.drafters.eagle3_config import Eagle3Config
 
 PASSES = 3
+UNBOUNDED = 1 << 40
+WARM_UP_STEPS = 100  # at most
 WARM_UP = 0.04  # of the steps
 LAST_RATE = 0.1  # of the peak
 CLIP = 1.0
@@ -88,13 +90,15 @@ def train(
     if not usable:
         raise LabError("no answer is long enough to learn from: raise --tokens, or give other --prompts")
     per_pass = max(1, len(usable) // options.batch)
-    steps = options.steps or PASSES * per_pass
+    most_s = 60 * options.minutes
+    # With a time alone there is no number of steps: the rate and the parts of the report follow the time.
+    steps = options.steps or (UNBOUNDED if most_s else PASSES * per_pass)
     optimizer = torch.optim.AdamW(head.parameters(), options.learning_rate, BETAS, weight_decay=0.0)
     run = _resumed(checkpoint, head, optimizer)
     began, saved = clock() - run.seconds, clock()
     recent: list[float] = []
     while run.step < steps:
-        rate = _rate(run.step, steps, options.learning_rate, clock() - began, 60 * options.minutes)
+        rate = _rate(run.step, steps, options.learning_rate, clock() - began, most_s)
         for group in optimizer.param_groups:
             group["lr"] = rate
         loss, right = _step(head, target, _batch(usable, run.step, per_pass, options), options, optimizer)
@@ -104,14 +108,18 @@ def train(
         run.right = [0.9 * a + 0.1 * b for a, b in zip(run.right or right, right, strict=True)]
         if not math.isfinite(loss):
             raise LabError(f"the loss of step {run.step} is not finite: lower --learning-rate")
-        if len(recent) >= max(1, steps // 10):
+        done = max(run.step / steps, run.seconds / most_s if most_s else 0.0)
+        if int(10 * done) > len(run.losses):
             run.losses.append(sum(recent) / len(recent))
             recent = []
-        on_progress("training", run.step, steps)
+        if steps == UNBOUNDED:
+            on_progress("training, s", min(round(run.seconds), round(most_s)), round(most_s))
+        else:
+            on_progress("training", run.step, steps)
         if clock() - saved > SAVE_EVERY_S:
             _save(checkpoint, head, optimizer, run)
             saved = clock()
-        if options.minutes and run.seconds > 60 * options.minutes:
+        if most_s and run.seconds >= most_s:
             break
     _save(checkpoint, head, optimizer, run)
     return run
@@ -146,12 +154,13 @@ def _step(
 
 def _rate(step: int, steps: int, peak: float, seconds: float, most_s: float) -> float:
     """Up for a few steps, then down to a tenth by a cosine of the steps, or of the time if that is less."""
-    warm = max(1, round(WARM_UP * steps))
+    warm = min(WARM_UP_STEPS, max(1, round(WARM_UP * steps)))
     if step < warm:
         return peak * (step + 1) / warm
     share = (step - warm) / max(1, steps - warm)
     if most_s:
-        share = max(share, min(1.0, seconds / most_s))
+        share = max(share, seconds / most_s)
+    share = min(1.0, share)
     return peak * (LAST_RATE + (1 - LAST_RATE) * (1 + math.cos(math.pi * share)) / 2)
 
 

@@ -14,7 +14,14 @@ from ridgeline.lab.train_drafter.answers import Answer, _kept, read_prompts, spl
 from ridgeline.lab.train_drafter.evaluation import _walk, acceptance
 from ridgeline.lab.train_drafter.options import TrainOptions
 from ridgeline.lab.train_drafter.target import Target
-from ridgeline.lab.train_drafter.trainer import draft_vocabulary, new_head, train
+from ridgeline.lab.train_drafter.trainer import (
+    LAST_RATE,
+    UNBOUNDED,
+    _rate,
+    draft_vocabulary,
+    new_head,
+    train,
+)
 from ridgeline.lab.train_drafter.unroll import Guesses
 from ridgeline.models.decoders.reference import Decoder, allocate_kv
 from ridgeline.models.drafters.eagle3 import read_head, write_head
@@ -95,6 +102,28 @@ def test_a_killed_run_continues_as_if_it_had_not_been(target: Target, tmp_path: 
         train(new_head(CONFIG, other, target, 0), target, other, options(), tmp_path / "part.pt", quiet)
 
 
+def test_with_minutes_alone_the_rate_and_the_report_follow_the_time(target: Target, tmp_path: Path) -> None:
+    """More passes than the default's; the loss of every tenth of the time; the last steps learn little."""
+    head = new_head(CONFIG, ANSWERS, target, 0)
+    ticks = iter(range(10_000))
+    seen: list[tuple[int, int]] = []
+    run = train(
+        head,
+        target,
+        ANSWERS,
+        options(steps=0, minutes=1.0),
+        tmp_path / "c.pt",
+        lambda what, done, total: seen.append((done, total)),
+        lambda: float(next(ticks)),
+    )
+    assert 3 * len(ANSWERS) // 4 < run.step < 60
+    assert len(run.losses) == 10
+    assert run.losses[-1] < run.losses[0]
+    assert seen[-1] == (60, 60)
+    assert _rate(500, UNBOUNDED, 1.0, 60.0, 60.0) == pytest.approx(LAST_RATE)
+    assert _rate(500, UNBOUNDED, 1.0, 30.0, 60.0) == pytest.approx((1 + LAST_RATE) / 2)
+
+
 def test_files_are_read_back(target: Target, tmp_path: Path) -> None:
     head = new_head(CONFIG, ANSWERS, target, 0)
     write_head(head, tmp_path / "head")
@@ -173,6 +202,8 @@ def test_acceptance_of_a_head_that_knows_the_answer(target: Target, monkeypatch:
     found = acceptance(head, target, ANSWERS, 64, 4, quiet)
     assert found.length > 3.5
     assert found.answers == 8
+    in_vocabulary = [token in set(head.draft_ids.tolist()) for one in ANSWERS for token in one.answer]
+    assert found.covered == pytest.approx(sum(in_vocabulary) / len(in_vocabulary))
 
 
 def test_a_cut_line_of_an_earlier_run_is_removed(tmp_path: Path) -> None:
