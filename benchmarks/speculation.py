@@ -137,7 +137,7 @@ def compare(llm: LLM, name: str, peer: SpeculatingPeer | None, args: argparse.Na
             rate, answers[is_on] = run(llm, prompts, args.streams, params)
             rates[is_on].append(rate)
         different += sum(a != b for a, b in zip(answers[False], answers[True], strict=True))
-        if peer is not None:
+        if peer is not None and turn < args.peer_rounds:
             for kind in KINDS:
                 peer_rates[kind].append(peer.rate(kind, prompts, args.tokens, work.temperature))
     assert on is not None
@@ -180,6 +180,7 @@ def main() -> None:
     parser.add_argument("--work", choices=sorted(WORK), action="append")
     parser.add_argument("--deterministic", action="store_true")
     parser.add_argument("--llama-cpp", type=Path, help="folder with llama-server and the others; one stream")
+    parser.add_argument("--peer-rounds", type=int, default=1000, help="rounds with llama.cpp (default: all)")
     parser.add_argument("--json", type=Path)
     args = parser.parse_args()
     peer = None

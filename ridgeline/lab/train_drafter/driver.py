@@ -37,7 +37,7 @@ MOST_HELD_OUT = 80  # prompts of each file
 SAMPLING_SHARE = 0.4  # of a GPU's memory, while answers are sampled
 EVALUATED_TOGETHER = 8
 # Options that do not change the answers: a run may continue with others.
-FREE = ("steps", "minutes", "batch", "learning_rate", "device", "running", "held_out")
+FREE = ("steps", "minutes", "batch", "learning_rate", "matrix_rate", "device", "running", "held_out")
 
 
 @dataclass(frozen=True, slots=True)

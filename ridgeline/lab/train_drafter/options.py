@@ -30,7 +30,10 @@ class TrainOptions:
         0, "training steps; default: 3 passes over the answers, with --minutes as many as fit"
     )
     batch: int = option(32, "sequences of a step")
-    learning_rate: float = option(6e-4, "its peak, after 4 % of the steps; falls to a tenth")
+    learning_rate: float = option(1e-3, "its peak, after 4 % of the steps; falls to a tenth")
+    matrix_rate: float = option(
+        0.01, "the same for the head's matrices but the last, which Muon trains; 0: AdamW for all"
+    )
     minutes: float = option(
         0.0, "train for this many minutes; the rate falls with the time; default: until the steps are done"
     )
@@ -55,6 +58,8 @@ class TrainOptions:
             raise OptionError(f"--guesses must be at most 15, got {self.guesses}")
         if not 0.0 <= self.temperature <= 5.0:
             raise OptionError(f"--temperature must be from 0 to 5, got {self.temperature:g}")
+        if self.matrix_rate < 0:
+            raise OptionError(f"--matrix-rate must be at least 0, got {self.matrix_rate:g}")
         if self.learning_rate <= 0:
             raise OptionError(f"--learning-rate must be above 0, got {self.learning_rate:g}")
         if self.device not in ("auto", "cpu", "cuda"):

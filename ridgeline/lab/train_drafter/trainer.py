@@ -1,4 +1,5 @@
-"""Trains a head on answers: AdamW over batches of sequences, the target's states computed as they are needed.
+"""Trains a head on answers: Muon and AdamW over batches of sequences. The target's states are computed as they are
+needed.
 
 A checkpoint is written every minute; a repeated command continues from it. The order of the batches follows
 from the seed and the step's number, so an interrupted run sees what an uninterrupted one does.
@@ -18,6 +19,7 @@ from torch import Tensor
 
 from ridgeline.lab.errors import LabError
 from ridgeline.lab.train_drafter.answers import Answer, OnProgress
+from ridgeline.lab.train_drafter.optimizers import Optimizers
 from ridgeline.lab.train_drafter.options import TrainOptions
 from ridgeline.lab.train_drafter.target import Target
 from ridgeline.lab.train_drafter.unroll import loss_of, unrolled
@@ -31,7 +33,6 @@ WARM_UP = 0.04  # of the steps
 LAST_RATE = 0.1  # of the peak
 CLIP = 1.0
 SAVE_EVERY_S = 60.0
-BETAS = (0.9, 0.95)
 
 
 @dataclass
@@ -93,15 +94,14 @@ def train(
     most_s = 60 * options.minutes
     # With a time alone there is no number of steps: the rate and the parts of the report follow the time.
     steps = options.steps or (UNBOUNDED if most_s else PASSES * per_pass)
-    optimizer = torch.optim.AdamW(head.parameters(), options.learning_rate, BETAS, weight_decay=0.0)
-    run = _resumed(checkpoint, head, optimizer)
+    optimizers = Optimizers(head, options.learning_rate, options.matrix_rate)
+    run = _resumed(checkpoint, head, optimizers)
     began, saved = clock() - run.seconds, clock()
     recent: list[float] = []
     while run.step < steps:
-        rate = _rate(run.step, steps, options.learning_rate, clock() - began, most_s)
-        for group in optimizer.param_groups:
-            group["lr"] = rate
-        loss, right = _step(head, target, _batch(usable, run.step, per_pass, options), options, optimizer)
+        share = _rate(run.step, steps, clock() - began, most_s)
+        batch = _batch(usable, run.step, per_pass, options)
+        loss, right = _step(head, target, batch, options, optimizers, share)
         recent.append(loss)
         run.step += 1
         run.seconds = clock() - began
@@ -117,11 +117,11 @@ def train(
         else:
             on_progress("training", run.step, steps)
         if clock() - saved > SAVE_EVERY_S:
-            _save(checkpoint, head, optimizer, run)
+            _save(checkpoint, head, optimizers, run)
             saved = clock()
         if most_s and run.seconds >= most_s:
             break
-    _save(checkpoint, head, optimizer, run)
+    _save(checkpoint, head, optimizers, run)
     return run
 
 
@@ -138,50 +138,52 @@ def _step(
     target: Target,
     batch: list[Answer],
     options: TrainOptions,
-    optimizer: torch.optim.Optimizer,
+    optimizers: Optimizers,
+    share: float,
 ) -> tuple[float, list[float]]:
     tokens, learns = batch_of(batch, options.length, target.device)
     seen = target.see(tokens)
     with torch.autocast(target.device.type, torch.bfloat16, enabled=target.device.type == "cuda"):
         found = unrolled(head, target.embed, seen.taps, tokens, options.guesses, target.spec.embedding_scale)
     loss = loss_of(found, seen.logits, head.draft_ids, learns)
-    optimizer.zero_grad(set_to_none=True)
+    optimizers.zero_grad()
     loss.total.backward()  # type: ignore[no-untyped-call]
     torch.nn.utils.clip_grad_norm_(head.parameters(), CLIP)
-    optimizer.step()
+    optimizers.step(share)
     return float(loss.total.detach()), loss.right.tolist()
 
 
-def _rate(step: int, steps: int, peak: float, seconds: float, most_s: float) -> float:
-    """Up for a few steps, then down to a tenth by a cosine of the steps, or of the time if that is less."""
+def _rate(step: int, steps: int, seconds: float, most_s: float) -> float:
+    """Of the peak: up for a few steps, then down to a tenth by a cosine of the steps, or of the time if that
+    is less."""
     warm = min(WARM_UP_STEPS, max(1, round(WARM_UP * steps)))
     if step < warm:
-        return peak * (step + 1) / warm
+        return (step + 1) / warm
     share = (step - warm) / max(1, steps - warm)
     if most_s:
         share = max(share, seconds / most_s)
     share = min(1.0, share)
-    return peak * (LAST_RATE + (1 - LAST_RATE) * (1 + math.cos(math.pi * share)) / 2)
+    return LAST_RATE + (1 - LAST_RATE) * (1 + math.cos(math.pi * share)) / 2
 
 
-def _save(path: Path, head: Eagle3Head, optimizer: torch.optim.Optimizer, run: Run) -> None:
+def _save(path: Path, head: Eagle3Head, optimizers: Optimizers, run: Run) -> None:
     unfinished = path.with_name(path.name + ".unfinished")
     state = {
         "head": head.state_dict(),
         "draft_ids": head.draft_ids,
-        "optimizer": optimizer.state_dict(),
+        "optimizers": optimizers.state(),
         "run": vars(run),
     }
     torch.save(state, unfinished)
     unfinished.replace(path)
 
 
-def _resumed(path: Path, head: Eagle3Head, optimizer: torch.optim.Optimizer) -> Run:
+def _resumed(path: Path, head: Eagle3Head, optimizers: Optimizers) -> Run:
     if not path.is_file():
         return Run()
     state = torch.load(path, map_location=head.draft_ids.device, weights_only=True)
     if not torch.equal(state["draft_ids"], head.draft_ids):
         raise LabError(f"{path}: is of other answers; use another --out, or remove the folder")
     head.load_state_dict(state["head"])
-    optimizer.load_state_dict(state["optimizer"])
+    optimizers.load(state["optimizers"])
     return Run(**state["run"])

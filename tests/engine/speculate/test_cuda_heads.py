@@ -84,7 +84,8 @@ def check(kind: str, names: list[str], sizes: Sizes = SIZES, tokens: int = 6, **
     "kind", [*(pytest.param(k, marks=pytest.mark.slow) for k in ("eagle3", "medusa")), "mtp"]
 )
 def test_it_guesses_as_on_the_reference_and_changes_nothing(kind):
-    check(kind, ["logprobs"], tokens=5)
+    """Prompts come in chunks beside decodes, with padding between the two."""
+    check(kind, ["logprobs", "minimum"], replace(SIZES, step_tokens=16, prefill_chunk=12), tokens=6)
 
 
 def mixed(kind: str, sizes: Sizes, names: list[str] | None, tokens: int, **runner: object) -> None:

@@ -12,6 +12,7 @@ from ridgeline.lab.errors import LabError
 from ridgeline.lab.train_drafter import target as target_module
 from ridgeline.lab.train_drafter.answers import Answer, _kept, read_prompts, split_held_out
 from ridgeline.lab.train_drafter.evaluation import _walk, acceptance
+from ridgeline.lab.train_drafter.optimizers import orthogonal
 from ridgeline.lab.train_drafter.options import TrainOptions
 from ridgeline.lab.train_drafter.target import Target
 from ridgeline.lab.train_drafter.trainer import (
@@ -70,11 +71,20 @@ def test_the_target_sees_what_the_decoder_computes(name: str, monkeypatch: pytes
     assert torch.allclose(seen.taps[1, :20], decoder.tapped, atol=2e-5)
 
 
-def test_it_learns(target: Target, tmp_path: Path) -> None:
+@pytest.mark.parametrize("matrix_rate", [0.0, 0.01])
+def test_it_learns(target: Target, tmp_path: Path, matrix_rate: float) -> None:
     head = new_head(CONFIG, ANSWERS, target, 0)
-    run = train(head, target, ANSWERS, options(steps=40, learning_rate=3e-3), tmp_path / "c.pt", quiet)
+    chosen = options(steps=40, learning_rate=3e-3, matrix_rate=matrix_rate)
+    run = train(head, target, ANSWERS, chosen, tmp_path / "c.pt", quiet)
     assert run.step == 40
     assert run.losses[-1] < run.losses[0]
+
+
+@pytest.mark.parametrize("shape", [(24, 24), (48, 16), (16, 40)])
+def test_muon_steps_along_an_orthogonal_matrix(shape: tuple[int, int]) -> None:
+    values = torch.linalg.svdvals(orthogonal(torch.randn(shape)))
+    assert values.min() > 0.5
+    assert values.max() < 1.5
 
 
 def test_a_killed_run_continues_as_if_it_had_not_been(target: Target, tmp_path: Path) -> None:
@@ -120,8 +130,8 @@ def test_with_minutes_alone_the_rate_and_the_report_follow_the_time(target: Targ
     assert len(run.losses) == 10
     assert run.losses[-1] < run.losses[0]
     assert seen[-1] == (60, 60)
-    assert _rate(500, UNBOUNDED, 1.0, 60.0, 60.0) == pytest.approx(LAST_RATE)
-    assert _rate(500, UNBOUNDED, 1.0, 30.0, 60.0) == pytest.approx((1 + LAST_RATE) / 2)
+    assert _rate(500, UNBOUNDED, 60.0, 60.0) == pytest.approx(LAST_RATE)
+    assert _rate(500, UNBOUNDED, 30.0, 60.0) == pytest.approx((1 + LAST_RATE) / 2)
 
 
 def test_files_are_read_back(target: Target, tmp_path: Path) -> None:

@@ -29,6 +29,8 @@ class LaunchedStep:
     samples: SampleTicket | None = None
     scores: list[PromptScores | None] = field(default_factory=list)
     tapped: Tensor | None = None  # the rows' hidden states, for a draft head
+    # Where padding stands between rows: the tokens before it, and the place of the first one behind it.
+    prompts_at: tuple[int, int] | None = None
 
 
 def is_decode(row: StepRow) -> bool:
@@ -39,6 +41,14 @@ def is_decode(row: StepRow) -> bool:
 def awaits_its_token(row: StepRow) -> bool:
     """Its last token is still being sampled and decides which tokens are allowed next."""
     return row.seq.needs_last_token(row.start + row.count - len(row.drafts) - len(row.seq.tokens))
+
+
+def kept_states(tapped: Tensor, tokens: int, prompts_at: tuple[int, int] | None) -> Tensor:
+    """A copy of the hidden states of the step's tokens, without those of padding."""
+    if prompts_at is None:
+        return tapped[:tokens].clone()
+    before, behind = prompts_at
+    return torch.cat([tapped[:before], tapped[behind : behind + tokens - before]])
 
 
 def in_plan_order(launched: LaunchedStep) -> list[Tensor]:

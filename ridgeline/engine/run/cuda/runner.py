@@ -28,6 +28,7 @@ from ridgeline.engine.run.cuda.launched_step import (
     awaits_its_token,
     in_plan_order,
     is_decode,
+    kept_states,
     launch_order,
     num_picks,
     wanted_tokens,
@@ -137,7 +138,7 @@ class CudaRunner:
         with self._launching(plan):
             launched = self._launch(plan)
             if self.decoder.tapped is not None:
-                launched.tapped = self.decoder.tapped[: plan.num_tokens].clone()
+                launched.tapped = kept_states(self.decoder.tapped, plan.num_tokens, launched.prompts_at)
             if not any(map(awaits_its_token, launched.rows)):
                 self._choose(launched)
             return launched
@@ -323,14 +324,13 @@ class CudaRunner:
         picks: list[Pick],
     ) -> LaunchedStep:
         logit_tokens, scored = wanted_tokens(rows)
-        # A draft head's inputs are kept by token: they are not moved by padding.
-        if self.decoder.tapped is None:
-            key, decodes = self._padded.shape(self.graphs, rows, num_decodes, len(logit_tokens))
-            if key is not None:
-                self._padded.stage(key, rows, decodes, logit_tokens)
-                staged = self._stage_picks(picks)
-                self._send(plan)
-                return LaunchedStep(plan, order, rows, self.graphs.step(key), picks, staged, scored)
+        key, decodes = self._padded.shape(self.graphs, rows, num_decodes, len(logit_tokens))
+        if key is not None:
+            self._padded.stage(key, rows, decodes, logit_tokens)
+            staged = self._stage_picks(picks)
+            self._send(plan)
+            logits, at = self.graphs.step(key), (decodes, key.size)
+            return LaunchedStep(plan, order, rows, logits, picks, staged, scored, prompts_at=at)
         prefill, logit_rows = self._inputs.stage_mixed(rows, num_decodes, logit_tokens)
         staged = self._stage_picks(picks)
         tokens = sum(row.count for row in rows)
