@@ -1,5 +1,4 @@
-"""Trains a head on answers: Muon and AdamW over batches of sequences. The target's states are computed as they are
-needed.
+"""Trains a head on answers: Muon and AdamW over batches of sequences, the target's states as they are needed.
 
 A checkpoint is written every minute; a repeated command continues from it. The order of the batches follows
 from the seed and the step's number, so an interrupted run sees what an uninterrupted one does.

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import cast
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -31,14 +33,20 @@ class MedusaHeads(nn.Module):
         )
         self.register_buffer("token_ids", None)
 
+    def layer(self, head: int, place: int) -> nn.Linear:
+        return cast(nn.Linear, cast(nn.ModuleList, self.blocks[head])[place])
+
+    def output(self, number: int) -> nn.Linear:
+        return cast(nn.Linear, self.outputs[number])
+
     def logits(self, hidden: Tensor) -> Tensor:
         """[B, hidden] → [heads, B, draft vocab]"""
         found = []
-        for number, block in enumerate(self.blocks):
+        for number in range(self.config.length):
             x = hidden
-            for layer in block:  # type: ignore[attr-defined]
-                x = x + F.silu(layer(x))
-            found.append(self.outputs[min(number, len(self.outputs) - 1)](x))
+            for place in range(self.config.layers):
+                x = x + F.silu(self.layer(number, place)(x))
+            found.append(self.output(min(number, len(self.outputs) - 1))(x))
         return torch.stack(found)
 
     def best(self, hidden: Tensor) -> Tensor:
@@ -61,13 +69,13 @@ def read_medusa(config: MedusaConfig, dtype: torch.dtype, device: torch.device |
     with torch.no_grad():
         for number in range(config.length):
             for layer in range(config.layers):
-                linear = heads.blocks[number][layer]  # type: ignore[index]
+                linear = heads.layer(number, layer)
                 weight = names.weight(number, layer) or f"{number}.{layer}.linear.weight"
                 linear.weight.copy_(read_tensor(file, weight, (hidden, hidden)))
                 if config.bias:
                     bias = names.bias(number, layer) or f"{number}.{layer}.linear.bias"
                     linear.bias.copy_(read_tensor(file, bias, (hidden,)))
-        for number, output in enumerate(heads.outputs):
+        for number in range(len(heads.outputs)):
             name = names.output(number) or f"{number}.{config.layers}.weight"
             stored = file.tensors.get(name)
             rows = config.draft_vocab_size if stored is None else stored.shape[0]
@@ -78,6 +86,6 @@ def read_medusa(config: MedusaConfig, dtype: torch.dtype, device: torch.device |
                 raise BrokenModel(
                     f"{file.path}: tensor {name} has {rows} rows, not {config.draft_vocab_size}"
                 )
-            output.weight.copy_(matrix)
+            heads.output(number).weight.copy_(matrix)
     heads.token_ids = token_map
     return heads.to(device=device, dtype=dtype).requires_grad_(False)

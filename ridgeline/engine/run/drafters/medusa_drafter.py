@@ -33,7 +33,7 @@ class MedusaDrafter:
         """num_layers: the model's; its last hidden state is tapped"""
         self.heads = heads
         self._runner = runner
-        self._dtype = heads.outputs[0].weight.dtype
+        self._dtype = heads.output(0).weight.dtype
         self._hidden: dict[Sequence, Hidden] = {}
         runner.tap((num_layers,))
 
