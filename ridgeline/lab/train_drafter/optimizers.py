@@ -23,7 +23,7 @@ QUINTIC = (3.4445, -4.7750, 2.0315)  # coefficients of the Newton-Schulz iterati
 def orthogonal(matrix: Tensor) -> Tensor:
     """Nearly the orthogonal matrix nearest to this one: singular values end between about 0.7 and 1.2."""
     a, b, c = QUINTIC
-    x = matrix / (matrix.norm() + 1e-7)
+    x: Tensor = matrix / (matrix.norm() + 1e-7)
     is_tall = len(x) > x.shape[1]
     if is_tall:
         x = x.T
