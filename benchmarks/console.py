@@ -205,7 +205,9 @@ def timeline(rounds: int) -> dict[str, Any]:
 @contextmanager
 def real_server() -> Iterator[LiveServer]:
     with tempfile.TemporaryDirectory() as folder:
-        made = start_server(Path(folder) / "server.log", "--kv-tokens", "16384")
+        # Without drafts: their luck changes the TPOT more than any stream does.
+        flags = ("--kv-tokens", "16384", "--speculate", "off")
+        made = start_server(Path(folder) / "server.log", *flags)
         try:
             await_ready(made)
             yield made

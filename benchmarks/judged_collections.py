@@ -25,7 +25,7 @@ def collection(place: Path, most_queries: int) -> tuple[Texts, Texts, Judged]:
     else:
         read = cranfield(place)
     texts, queries, judged = read
-    asked = [name for name in queries if judged.get(name)]
+    asked = [name for name, text in queries.items() if judged.get(name) and text.strip()]
     chosen = sorted(random.Random(1).sample(asked, min(most_queries, len(asked))), key=asked.index)
     return texts, {name: queries[name] for name in chosen}, {name: judged[name] for name in chosen}
 
