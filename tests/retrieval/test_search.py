@@ -87,6 +87,34 @@ async def test_a_query_string_is_embedded_once(searcher: Searcher) -> None:
     assert searcher._embeddings.embedded == 2
 
 
+async def test_a_search_reads_the_chunks_it_returns_and_counts_nothing(
+    searcher: Searcher, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A row of a document lies behind its text, so each chunk that is read costs pages of the file."""
+    store, read = searcher._store, list[list[str]]()
+    fetch = store.fetch
+
+    async def counted(namespace: Namespace, chunk_ids: Sequence[str], vectors: bool = False) -> list[Chunk]:
+        read.append(list(chunk_ids))
+        found = await fetch(namespace, chunk_ids, vectors)
+        return [one for one in found if one.document_id != gone]
+
+    async def refused(namespace: Namespace) -> None:
+        raise AssertionError("a search counts no chunks")
+
+    monkeypatch.setattr(store, "fetch", counted)
+    monkeypatch.setattr(store, "describe", refused)
+    gone = ""
+    options = SearchOptions(k=2, text_weight=1)
+    best = ids((await searcher.search(NAMESPACE, ["red apple"], options)).hits)
+    assert [len(one) for one in read] == [2]
+    gone = best[0]  # deleted between the two reads
+    left = ids((await searcher.search(NAMESPACE, ["red apple"], options)).hits)
+    assert left[0] == best[1]
+    assert len(left) == 2
+    assert [len(one) for one in read[1:]] == [2, 3]
+
+
 async def test_a_threshold_drops_on_the_final_scale_and_reports(searcher: Searcher) -> None:
     result = await searcher.search(NAMESPACE, ["stone"], SearchOptions(k=5, score_threshold=0.5))
     assert sorted(ids(result.hits)) == ["d", "e"]

@@ -80,6 +80,7 @@ async def test_a_document_is_stored_with_its_chunks_and_replaced_whole(store: St
     second, chunks = document("one", ["other"])
     await store.put(MINE, second, chunks)
     assert await store.document(MINE, "one") == second
+    assert await store.spec(MINE) == SPEC
     info = await store.describe(MINE)
     assert (info.documents, info.chunks, info.spec) == (1, 1, SPEC)
     assert info.bytes == 5 + 5 + 4 * SPEC.dimensions
@@ -151,8 +152,9 @@ async def test_deleted_documents_and_changed_attributes_are_seen_at_once(store: 
 
 
 async def test_wrong_vectors_models_and_ids_are_refused_and_change_nothing(store: Store) -> None:
-    with pytest.raises(NamespaceNotFound, match="store"):
-        await store.describe(MINE)
+    for asked in (store.describe, store.spec):
+        with pytest.raises(NamespaceNotFound, match="store"):
+            await asked(MINE)
     await store.create(MINE, SPEC)
     await store.create(MINE, SPEC)
     with pytest.raises(SpecMismatch, match="test-model"):

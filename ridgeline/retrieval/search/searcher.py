@@ -77,7 +77,7 @@ class Searcher:
         rankings = await self._legs(namespace, queries, options, options.where)
         hybrid = options.embedding_weight > 0 and options.text_weight > 0
         scale, order = ("rrf", _fused(rankings)) if hybrid else (_scale(options), _best(rankings))
-        chunks = {c.id: c for c in await self._store.fetch(namespace, [id for id, _ in order])}
+        chunks = await self._needed(namespace, [id for id, _ in order], options)
         order = [(id, score) for id, score in order if id in chunks]  # deleted meanwhile
         reranked: list[tuple[str, float]] = []
         if options.reranker is not None and order:
@@ -94,12 +94,26 @@ class Searcher:
             )
         return SearchResult(scale, hits, dropped)
 
+    async def _needed(
+        self, namespace: Namespace, ids: Sequence[str], options: SearchOptions
+    ) -> dict[str, Chunk]:
+        """The candidates that the answer needs, by id: a read of one passes over its document's whole text.
+
+        The k best alone, unless all are compared or told of, or one of them was deleted meanwhile.
+        """
+        needs_all = options.reranker is not None or options.score_threshold is not None or options.explain
+        first = ids if needs_all else ids[: options.k]
+        found = {one.id: one for one in await self._store.fetch(namespace, first)}
+        if len(found) < len(first) < len(ids):
+            found |= {one.id: one for one in await self._store.fetch(namespace, ids[len(first) :])}
+        return found
+
     async def _legs(
         self, namespace: Namespace, queries: Sequence[str], options: SearchOptions, where: Filter | None
     ) -> list[_Ranking]:
         rankings = []
         if options.embedding_weight > 0:
-            spec = (await self._store.describe(namespace)).spec
+            spec = await self._store.spec(namespace)
             vectors = await self._embeddings.of(queries, spec)
             lists = await self._store.search_vectors(namespace, vectors, where, options.depth)
             for query, found in zip(queries, lists, strict=True):

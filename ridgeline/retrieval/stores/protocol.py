@@ -43,6 +43,10 @@ class Store(Protocol):
         """The tenant's namespaces, by name."""
         ...
 
+    async def spec(self, namespace: Namespace) -> NamespaceSpec:
+        """What `create` recorded. Asked for by every search, so it counts nothing, unlike `describe`."""
+        ...
+
     async def describe(self, namespace: Namespace) -> NamespaceInfo: ...
 
     async def put(self, namespace: Namespace, document: Document, chunks: Sequence[Chunk]) -> None:

@@ -105,6 +105,9 @@ class QdrantStore:
     async def namespaces(self, tenant: str) -> list[NamespaceInfo]:
         return [_info(head) for head in await self._heads.of_tenant(tenant)]
 
+    async def spec(self, namespace: Namespace) -> NamespaceSpec:
+        return (await self._heads.get(namespace)).spec
+
     async def describe(self, namespace: Namespace) -> NamespaceInfo:
         return _info(await self._heads.get(namespace))
 

@@ -60,6 +60,10 @@ class SqlStore:
     async def namespaces(self, tenant: str) -> list[NamespaceInfo]:
         return await self._read(self._rows.namespaces(tenant))
 
+    async def spec(self, namespace: Namespace) -> NamespaceSpec:
+        _, spec, _ = await self._read(self._rows.find(namespace))
+        return spec
+
     async def describe(self, namespace: Namespace) -> NamespaceInfo:
         return await self._read(self._rows.describe(namespace))
 
