@@ -198,7 +198,7 @@ def main() -> None:
         ("first token, file_search, ms", figures["searched_ms"], ""),
         ("1 MB until searchable, s", ingest, "3"),
     ]
-    for label, values, bar in rows:
+    for label, values, bar in (row for row in rows if row[1]):
         shown = (statistics.median(values), min(values), max(values))
         print(f"{label:34}" + "".join(f"{value:10.1f}" for value in shown) + f"{bar:>8}")
     print(f"citations that resolve: {figures['citations_resolved']} of {figures['citations']} (bar: all)")
