@@ -143,8 +143,9 @@ function Throughput({ name, frames, limit }) {
     return () => ((current = false), chart.current?.destroy());
   }, []);
   useEffect(() => {
-    const shown = frames.filter((one) => one.rates);
-    chart.current?.set([shown.map((one) => one.at), shown.map((one) => one.rates.out), shown.map((one) => one.rates.limit)]);
+    // A frame without rates begins a new line: nothing is drawn over the time before it.
+    const line = (name) => frames.map((one) => one.rates?.[name] ?? null);
+    chart.current?.set([frames.map((one) => one.at), line("out"), line("limit")]);
   });
   return html`<div>
     <div class="legend"><span><i style="--swatch: var(--accent)"></i>output tok/s</span><span><i class="dashed"></i>limit at this batch${limit ? `, ${rate(limit)} tok/s` : ""}</span></div>
