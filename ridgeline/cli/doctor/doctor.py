@@ -10,11 +10,12 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
-from typing import Literal
 
 from ridgeline.cli.doctor import calibrate, machine, measure
+from ridgeline.cli.doctor.finding import Finding
+from ridgeline.cli.doctor.native_set import check_native
 from ridgeline.cli.parsing import DEFAULT_MODEL, MODEL_HELP, Verbs, add_verb
 from ridgeline.machine import cache_dir
 from ridgeline.models.files.pull import needed_bytes
@@ -42,17 +43,6 @@ EXAMPLES = """\
   ridgeline doctor --online
   ridgeline doctor --calibrate --model smollm2-135m
 """
-
-Status = Literal["ok", "slow", "missing"]
-
-
-@dataclass(frozen=True, slots=True)
-class Finding:
-    status: Status
-    subject: str
-    value: str
-    advice: str = ""
-    fatal: bool = False  # models cannot be served while this holds
 
 
 def add_parser(verbs: Verbs) -> None:
@@ -272,31 +262,6 @@ def check_hub(url: str = HUB_URL) -> Finding:
         advice = "org/name cannot be fetched from the hub; short names, directories and .gguf files work"
         return Finding("missing", "hub", f"{url}: {error}", advice)
     return Finding("ok", "hub", f"{url} answers{said}")
-
-
-def check_native(measured: measure.Measured) -> Finding:
-    """The instruction set in use, what better sets this processor lacks, and what that costs."""
-    found = measured.values
-    if "native_isa" not in found:
-        failure = measured.failure.rpartition("Error: ")[2]
-        advice = "models are served by torch, several times slower: install g++ and ridgeline again"
-        if machine.ISA_VARIABLE in failure:  # it names a set that does not run here
-            advice = f"unset {machine.ISA_VARIABLE}: the best set of this machine is then used"
-        return Finding("missing", "native", failure or "not found", advice)
-    isa, best = found["native_isa"], found["native_isas"][0]
-    value, cost = f"{isa}, {found['threads']} threads", machine.COSTS.get(isa, "")
-    if isa != best:
-        return Finding(
-            "slow",
-            "native",
-            f"{value}, by {machine.ISA_VARIABLE}; {best} runs here too",
-            f"unset {machine.ISA_VARIABLE} to use {best}" + f"; {cost}" * bool(cost),
-        )
-    others, missing = found["native_isas"][1:], machine.better_sets(isa)
-    value += f" (also runs: {', '.join(others) or 'none'})"
-    if missing:
-        value += f"; this processor lacks {', '.join(missing)}"
-    return Finding("slow" if isa == "portable" else "ok", "native", value, cost)
 
 
 def check_native_rates(measured: measure.Measured) -> Iterator[Finding]:

@@ -29,34 +29,6 @@ ARM_SETS = {
     "SVE": ("sve",),
 }
 
-ISA_VARIABLE = "RIDGELINE_ISA"  # as in ops.cpu.library, which loads numpy
-
-# The native library's sets by the extension that each needs, best last.
-NATIVE_X86 = {
-    "avx2": "AVX2",
-    "avxvnni": "AVX-VNNI",
-    "avx512vnni": "AVX-512 VNNI",
-    "avx512": "AVX-512 BF16",
-    "amx": "AMX",
-}
-NATIVE_ARM = {"neon": "NEON", "dotprod": "dot product", "i8mm": "I8MM"}
-# What a set costs beside better ones: products of 256 rows, from docs/performance/cpu-ledger.md.
-COSTS = {
-    "avx512": "without AMX, long prompts are computed at about 0.6 of the rate with it",
-    "avx512vnni": "without BF16, attention and bf16 weights are computed in float32",
-    "avxvnni": "without AVX-512, prompts are multiplied at 0.6 of its rate",
-    "avx2": "without VNNI, prompts are multiplied at 0.8 (AVX-VNNI) and 0.45 (AVX-512) of the rate with it",
-    "portable": "no vector unit that the kernels support: expect a fraction of the speed",
-}
-
-
-def better_sets(isa: str) -> list[str]:
-    """The extensions that a processor needs for better sets than `isa`."""
-    for known in (NATIVE_X86, NATIVE_ARM):
-        if isa in known:
-            return list(known.values())[list(known).index(isa) + 1 :]
-    return []
-
 
 @dataclass(frozen=True, slots=True)
 class Processor:
