@@ -271,7 +271,8 @@ print(json.dumps({"outcomes": [outcome(launch) for launch in distinct(launches)]
 def test_products_of_fewer_bits_and_an_8_bit_cache_compile(
     tmp_path: Path, weights: str, kv_format: str, capability: int
 ) -> None:
-    (tmp_path / "config.json").write_text(json.dumps(QWEN3_06B))
+    wide = {**QWEN3_06B, "intermediate_size": 6144}  # more columns than a program reads at once
+    (tmp_path / "config.json").write_text(json.dumps(wide))
     program = PROGRAM.partition("dry_run =")[0] + LOW
     asked, assumed = json.dumps([weights, kv_format]), {"RIDGELINE_ASSUME_CAPABILITY": str(capability)}
     found = printed(program, str(tmp_path), str(capability), asked, **assumed)["outcomes"]

@@ -259,6 +259,8 @@ def _four_kernel(
 ):  # fmt: skip
     let_next_start(PDL)
     TOTAL: tl.constexpr = (K + 255) // 256  # chunks
+    # Planes whose sums have one scale.
+    PLANES: tl.constexpr = 8 if GROUP % 256 == 0 else 4 if GROUP == 128 else 2 if GROUP == 64 else 1
     GATED: tl.constexpr = ACTIVATION != ""
     row = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
     chunk = tl.arange(0, CHUNKS)
@@ -288,7 +290,6 @@ def _four_kernel(
             w = tl.load(line + first * 32, mask=mask, other=0, eviction_policy="evict_first")
             if GATED:
                 u = tl.load(up_line + first * 32, mask=mask, other=0, eviction_policy="evict_first")
-        PLANES: tl.constexpr = 8 if GROUP % 256 == 0 else 4 if GROUP == 128 else 2 if GROUP == 64 else 1
         for run in tl.static_range(8 // PLANES):
             group = ((first + chunk) * 256 + run * PLANES * 32) // GROUP
             scale_at = group[None, :] * ROWS + row[:, None]
