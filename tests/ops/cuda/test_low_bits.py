@@ -14,7 +14,7 @@ from ridgeline.ops.cuda.experts.scratch import experts_scratch
 from ridgeline.ops.cuda.low_bits import eight, four
 from ridgeline.ops.cuda.low_bits.expand_eight import expand_eight
 from ridgeline.ops.cuda.low_bits.four import expand_four, four_linear
-from ridgeline.ops.cuda.low_bits.gemv import low_gemv
+from ridgeline.ops.cuda.low_bits.gemv import LowGemvConfig, low_gemv
 from ridgeline.ops.cuda.low_bits.products import LowScratch, low_linear, low_splits
 from ridgeline.ops.cuda.low_bits.round_inputs import round_inputs
 from ridgeline.ops.input_rounding import round_inputs as reference_inputs
@@ -121,7 +121,8 @@ def test_one_token_with_its_norm_and_what_follows(name: str, activation: str | N
     wide = x.float()
     normed = (wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + 1e-6) * norm).bfloat16()
     expected = (exact(normed, weight) + bias.double().cpu()).bfloat16()
-    options = {"bias": bias, "norm_weight": norm, "eps": 1e-6}
+    config = LowGemvConfig(4, 1, 1)  # several steps along K
+    options = {"bias": bias, "norm_weight": norm, "eps": 1e-6, "config": config}
     if activation is None:
         residual = torch.randn(1, N, device=device).bfloat16()
         expected = residual.double().cpu() + expected.double()

@@ -136,7 +136,7 @@ def _token(x, norm_weight, at, scale, K: tl.constexpr, NORM: tl.constexpr):
 @triton.jit
 def _norm_scale(x, eps, K: tl.constexpr, BLOCK: tl.constexpr):
     squares = tl.zeros((BLOCK,), tl.float32)
-    for first in tl.static_range(0, K, BLOCK):
+    for first in range(0, K, BLOCK):
         at = first + tl.arange(0, BLOCK)
         values = tl.load(x + at, mask=at < K, other=0.0).to(tl.float32)
         squares += values * values
@@ -195,18 +195,21 @@ def _eight_kernel(
     step = tl.full((CHUNKS,), 1.0, tl.float32)
     if ROUNDED and GROUP == 0:
         largest = tl.max(tl.abs(_token(x, norm_weight, column, scale, K, NORM)), axis=1)
-        for first in tl.static_range(BLOCK, K, BLOCK):
+        for first in range(BLOCK, K, BLOCK):
             values = _token(x, norm_weight, column + first, scale, K, NORM)
             largest = tl.maximum(largest, tl.max(tl.abs(values), axis=1))
         step = tl.broadcast_to(step_of(tl.max(largest, axis=0), MOST)[None], (CHUNKS,))
     sums = tl.zeros((BLOCK_N, CHUNKS), tl.float32)
     ups = sums
-    for first in tl.static_range(0, K, BLOCK):
-        if first > 0:
-            mask = known & (column + first < K)[None, :, :]
-            w = tl.load(line + first, mask=mask, other=0.0, eviction_policy="evict_first")
+    for first in range(0, K, BLOCK):  # not unrolled: that takes all registers
+        next_w, next_u = w, u
+        if K > BLOCK:
+            mask = known & (column + (first + BLOCK) < K)[None, :, :]
+            next_w = tl.load(line + (first + BLOCK), mask=mask, other=0.0, eviction_policy="evict_first")
             if GATED:
-                u = tl.load(up_line + first, mask=mask, other=0.0, eviction_policy="evict_first")
+                next_u = tl.load(
+                    up_line + (first + BLOCK), mask=mask, other=0.0, eviction_policy="evict_first"
+                )
         acts = _token(x, norm_weight, column + first, scale, K, NORM)
         if ROUNDED:
             if GROUP > 0:
@@ -228,6 +231,7 @@ def _eight_kernel(
         sums += part
         if GATED:
             ups += up_part
+        w, u = next_w, next_u
     result = tl.sum(sums, axis=1)
     up = result
     if GATED:
@@ -284,12 +288,14 @@ def _four_kernel(
         scale = _norm_scale(x, eps, K, CHUNKS * 256)
     sums = tl.zeros((BLOCK_N, CHUNKS), tl.float32)
     ups = sums
-    for first in tl.static_range(0, TOTAL, CHUNKS):
-        if first > 0:
-            mask = known & (first + chunk < TOTAL)[None, :, None]
-            w = tl.load(line + first * 32, mask=mask, other=0, eviction_policy="evict_first")
+    for first in range(0, TOTAL, CHUNKS):
+        next_w, next_u = w, u
+        if TOTAL > CHUNKS:
+            mask = known & (first + CHUNKS + chunk < TOTAL)[None, :, None]
+            after = (first + CHUNKS) * 32
+            next_w = tl.load(line + after, mask=mask, other=0, eviction_policy="evict_first")
             if GATED:
-                u = tl.load(up_line + first * 32, mask=mask, other=0, eviction_policy="evict_first")
+                next_u = tl.load(up_line + after, mask=mask, other=0, eviction_policy="evict_first")
         for run in tl.static_range(8 // PLANES):
             group = ((first + chunk) * 256 + run * PLANES * 32) // GROUP
             scale_at = group[None, :] * ROWS + row[:, None]
@@ -313,6 +319,7 @@ def _four_kernel(
             if GATED:
                 up_part = tl.sum(up_part, axis=2)
                 ups += _scaled(up_part, total, scales, zeros, scale_at + n, there)
+        w, u = next_w, next_u
     result = tl.sum(sums, axis=1)
     up = result
     if GATED:
