@@ -24,7 +24,7 @@ from ridgeline.models.weights.torch_weights import Weights
 from tests.engine.speculate.small_heads import SPEC, WEIGHTS, mimo, random_head, random_medusa, random_mtp
 from tests.gpu.engines import Sizes, torch_runner, weights_of
 
-MIMO = mimo()
+MIMO = mimo(num_layers=1)
 MIMO_WEIGHTS = weights_of(MIMO, torch.float32)
 TEXT = ("ngram", "suffix")
 HEADS = ("eagle3", "medusa", "mtp")
@@ -48,7 +48,7 @@ class Moody(Speculation):
 
 
 def model_of(kind: str) -> tuple[ModelSpec, Weights]:
-    """Of two layers where the drafter can do with it."""
+    """Of one layer where the drafter can do with it."""
     return (SPEC, WEIGHTS) if kind == "eagle3" else (MIMO, MIMO_WEIGHTS)
 
 
