@@ -68,10 +68,15 @@ NEED_TORCH = {
     "ridgeline.engine.run.cuda.graph_recording",
     "ridgeline.engine.run.cuda.step_block",
     "ridgeline.engine.run.torch_runner",
+    *(f"ridgeline.engine.run.drafters.{name}" for name in ("build", "chain_drafter", "medusa_drafter")),
     "ridgeline.engine.limits.torch_limits",
     "ridgeline.models.decoders.reference",
     "ridgeline.models.decoders.reference_layers",
     "ridgeline.models.encoders.reference",
+    *(
+        f"ridgeline.models.drafters.{name}"
+        for name in ("eagle3", "medusa", "mtp", "rotation", "stored_tensors")
+    ),
     "ridgeline.models.weights.torch_weights",
     "ridgeline.models.weights.stream",
     "ridgeline.ops.backend",
