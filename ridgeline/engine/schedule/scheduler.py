@@ -63,6 +63,7 @@ class Scheduler:
         self._shedding = False  # no admission until a step has succeeded again
         self._interactive_seen = -math.inf  # when an interactive request was last present
         self._planned_at = -math.inf  # when the newest plan was made
+        self._busy_from = -math.inf  # when the first sequence ran after a pause
         self._num_added = 0
         self._num_scheduled = 0
 
@@ -103,6 +104,8 @@ class Scheduler:
         plan = StepPlan(step_id=self._num_scheduled, budget=self.budget.tokens)
         self._preempting = None
         self._planned_at = now
+        if not (self.running or self._in_flight):
+            self._busy_from = now
         room = self._plan_running(self.running.interactive, plan.budget, plan, now)
         if room and self.waiting.num_interactive:
             room = self._plan_waiting(False, room, plan, now)
@@ -153,6 +156,7 @@ class Scheduler:
             if row.seq.state is not SeqState.FINISHED:  # else it finished in flight: discard the token
                 self._sequences.apply_row(row, outcome, now, deltas)
         self.counters.steps += 1
+        self.counters.busy_s += now - max(self._busy_from, self.counters.last_step_end)
         self.counters.last_step_end = now
         self._shedding = False
         self.budget.step_succeeded()
@@ -373,6 +377,8 @@ class Scheduler:
             preemptions=counters.preemptions,
             recomputed_tokens=counters.recomputed_tokens,
             steps=counters.steps,
+            busy_s=counters.busy_s,
+            prefill_tokens=counters.prefill_tokens,
             prompt_tokens=counters.prompt_tokens,
             output_tokens=counters.output_tokens,
             last_step_end=counters.last_step_end,

@@ -27,6 +27,8 @@ class Counters:
     steps: int = 0
     prompt_tokens: int = 0
     output_tokens: int = 0
+    busy_s: float = 0.0
+    prefill_tokens: int = 0
     last_step_end: float = 0.0
 
 
@@ -108,6 +110,7 @@ class SequenceStates:
             (sampled,) = outcome.samples
             deltas.append(self._append(seq, sampled, prompt_logprobs, now))
             return
+        self.counters.prefill_tokens += row.count
         if prompt_logprobs:
             prompt_logprobs = prompt_logprobs[max(0, seq.prompt_logprobs_sent - row.start) :]
             seq.prompt_logprobs_sent += len(prompt_logprobs)

@@ -7,9 +7,12 @@ the choice is random.
 
 The default's cost of a replica, for a prompt of U tokens of which S are in its cache:
 
-    token_s · (wait_weight · queued + U − S · (1 + waste) / (1 + excess) + last minute's work − own session)
+    wait_weight · token_s · (queued + U − S · (1 + waste) / (1 + excess) + last minute's work − own session)
     + output · running_s · 2 · max(requests, KV share · max_running)
     + an adapter to load + silence
+
+The first line is the time to the first token: the prompts before this one and this one's own tokens delay it
+alike, so that a prefix outweighs a queue that is shorter than it.
 
 Why it is not worse than round-robin at light load: a prefix is worth only the tokens that it saves, while
 every request that is already there costs what it slows this one plus what this one slows it (the factor
@@ -166,7 +169,7 @@ def _cost(
         return columns.field(Field.TURN).copy(), 0.0  # the replica that was chosen the longest time ago
     if name == "sticky" and prompt.session:
         return -_affinity(columns, prompt.session).astype(np.float64), 0.0
-    tokens = policy.wait_weight * columns.field(Field.TOKENS) + prompt.tokens
+    tokens = columns.field(Field.TOKENS) + prompt.tokens
     if name == "default":
         means = columns.means()
         if matched is not None and prompt.tokens:
@@ -175,7 +178,10 @@ def _cost(
         if prompt.session:
             tokens[_own(columns, prompt.session)] -= policy.sticky_tokens
     token_s = columns.field(Field.TOKEN_S)
-    cost = tokens * token_s + columns.field(Field.DRAG_S) * (prompt.output_tokens or columns.output_tokens)
+    tokens *= policy.wait_weight
+    tokens *= token_s
+    cost = columns.field(Field.DRAG_S) * (prompt.output_tokens or columns.output_tokens)
+    cost += tokens
     silent_from = now - policy.stale_s
     heard = columns.field(Field.HEARD)
     if np.minimum.reduce(heard) < silent_from:
@@ -187,7 +193,7 @@ def _cost(
         cost -= _FIRST_S * matched  # the longest match, whatever the load
     elif name == "lora" and prompt.adapter:
         cost += _FIRST_S * _lacks_adapter(book, columns, prompt.adapter)
-    return cost, policy.tie_share * float(token_s[0]) * max(prompt.tokens, 16)
+    return cost, policy.tie_share * policy.wait_weight * float(token_s[0]) * max(prompt.tokens, 16)
 
 
 def _credit(columns: ModelColumns, prompt: PromptView, matched: Counts, means: Floats) -> Floats:

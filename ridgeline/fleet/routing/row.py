@@ -108,8 +108,7 @@ class Row:
 
     def hear(self, load: Load, now: float) -> bool:
         """Apply a Load line, which replaces the estimates. True if the costs of a step have changed."""
-        before, seconds = self.load, now - self.heard_at
-        changed = before is not None and self.cost.hear(before, load, seconds)
+        changed = self.load is not None and self.cost.hear(self.load, load)
         self.load, self.heard_at, self.accepted = load, now, load.accepted
         self._ended = self._computed_tokens = self._freed_kv = 0
         for ticket in list(self.unseen):

@@ -1,7 +1,8 @@
 """StepCost: the cost of a replica's work in seconds, fitted to its Load lines.
 
-Between two lines of a busy replica: seconds = step · steps + running · (requests that ran, over the steps) +
-token · (prompt tokens computed). A least-squares fit with forgetting; with little data, the three keep the
+Between two lines: seconds in steps = step · steps + running · output tokens + token · prompt tokens computed.
+All four are the engine's own counters, taken together at the end of a step: neither the lines' times nor
+their number matter. A least-squares fit with forgetting; with little data, the three costs keep the
 proportions of PRIOR. Replicas of one model in one pool share a StepCost: their machines are the same.
 """
 
@@ -17,7 +18,6 @@ _LEAST_LINES = 8
 _SOLVE_EVERY = 16
 _FORGET = 0.998
 _PRIOR_SHARE = 0.002
-_LONGEST_S = 2.0
 
 
 class StepCost:
@@ -30,19 +30,17 @@ class StepCost:
         self._lines = 0
         self._products = [0.0] * 9  # ss sr st rr rt tt, and s, r, t times seconds
 
-    def hear(self, before: Load, now: Load, seconds: float) -> bool:
+    def hear(self, before: Load, now: Load) -> bool:
         """Add two consecutive lines of one replica. Returns True if the costs have changed."""
         ended = now.ended - before.ended
         if ended > 0:
             mean = max((now.output_tokens - before.output_tokens) / ended, 1.0)
             self.output_tokens += min(0.02 * ended, 0.5) * (mean - self.output_tokens)
-        steps = now.steps - before.steps
-        busy = before.running + before.waiting > 0 and now.running + now.waiting > 0
-        if not busy or steps <= 0 or not 0 < seconds <= _LONGEST_S:
+        seconds = now.busy_s - before.busy_s
+        s, r = float(now.steps - before.steps), float(now.output_tokens - before.output_tokens)
+        t = float(now.prefill_tokens - before.prefill_tokens)
+        if s <= 0 or r < 0 or t < 0 or seconds <= 0:  # no step, or another engine
             return False
-        computed = (now.prompt_tokens - before.prompt_tokens) - (now.prefix_hits - before.prefix_hits)
-        running = steps * (before.running + now.running) / 2
-        s, r, t = float(steps), running, float(max(computed, 0))
         rows = (s * s, s * r, s * t, r * r, r * t, t * t, s * seconds, r * seconds, t * seconds)
         self._products = [_FORGET * old + new for old, new in zip(self._products, rows, strict=True)]
         self._lines += 1

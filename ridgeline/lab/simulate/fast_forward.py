@@ -74,6 +74,7 @@ class FastForwardScheduler(Scheduler):
         counters.steps += iterations
         counters.output_tokens += iterations * len(run.sequences)
         counters.recomputed_tokens += again
+        counters.busy_s += applied_at[-1] - counters.last_step_end
         counters.last_step_end = applied_at[-1]
 
 

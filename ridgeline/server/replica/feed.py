@@ -277,6 +277,8 @@ class ReplicaFeed:
             output_tokens=stats.output_tokens,
             prefix_queries=stats.prefix_queries,
             prefix_hits=stats.prefix_hits,
+            busy_s=stats.busy_s,
+            prefill_tokens=stats.prefill_tokens,
             beats=self._beats,
             step_s=self._step_s,
             turns=self._turns,

@@ -64,6 +64,7 @@ class Replica:
     ended: int = 0
     computed: int = 0
     made: int = 0
+    busy_s: float = 0.0
     pace: LoadPace = field(default_factory=LoadPace)
 
     def accept(self, work: Work) -> None:
@@ -101,11 +102,18 @@ class Replica:
 
 
 def run(
-    machine: Machine, replicas: int, arrivals: list[Work], policy: Policy, seed: int = 1, routers: int = 1
+    machine: Machine,
+    replicas: int,
+    arrivals: list[Work],
+    policy: Policy,
+    seed: int = 1,
+    routers: int = 1,
+    concurrency: int = 0,
 ) -> list[Work]:
     """The requests, each with its times. Held requests are sent in the order of their arrival.
 
     routers: each gets a part of the requests at random, and sees the others' in the Load lines alone.
+    concurrency: so many requests are open at a time, and the next arrives when one ends.
     """
     clock, rng, order = Clock(), Random(seed), count()
     books = [LoadBook(clock, routers) for _ in range(routers)]
@@ -118,8 +126,9 @@ def run(
             book.hear(name, started("e", machine.max_running, 10**6))
         prefixes.hear(name, started())
     held: list[Work] = []
+    later = arrivals[concurrency:][::-1] if concurrency else []
     events: list[tuple[float, int, str, object]] = [
-        (100 + one.arrival, next(order), "arrive", one) for one in arrivals
+        (100 + one.arrival, next(order), "arrive", one) for one in arrivals[: concurrency or None]
     ]
     events.append((100.0, next(order), "load", None))
     heapq.heapify(events)
@@ -145,10 +154,11 @@ def run(
         if not replica.stepping and (replica.waiting or replica.running):
             seconds, chunks = replica.plan()
             replica.stepping = True
-            heapq.heappush(events, (clock.now + seconds, next(order), "stepped", (name, chunks)))
+            heapq.heappush(events, (clock.now + seconds, next(order), "stepped", (name, chunks, seconds)))
 
-    def stepped(name: str, chunks: list[tuple[Work, int]]) -> int:
+    def stepped(name: str, chunks: list[tuple[Work, int]], seconds: float) -> int:
         replica, ends = fleet[name], 0
+        replica.busy_s += seconds
         replica.stepping, replica.steps = False, replica.steps + 1
         decoding = [one for one in replica.running if not one.to_compute]
         for work, part in chunks:
@@ -195,6 +205,8 @@ def run(
             ended=one.ended,
             prompt_tokens=one.computed,
             output_tokens=one.made,
+            busy_s=one.busy_s,
+            prefill_tokens=one.computed,
         )
         one.pace.told(one.accepted, clock.now)
         for book in books:
@@ -207,7 +219,12 @@ def run(
             if not send(what):
                 held.append(what)
         elif kind == "stepped":
-            left -= stepped(*what)  # type: ignore[misc]
+            ends = stepped(*what)  # type: ignore[misc]
+            left -= ends
+            for _ in range(min(ends, len(later))):
+                work = later.pop()
+                work.arrival = clock.now - 100
+                heapq.heappush(events, (clock.now, next(order), "arrive", work))
             while held and send(held[0]):
                 held.pop(0)
         elif kind == "early":

@@ -104,16 +104,22 @@ def test_a_request_at_a_replica_that_left_the_table_is_still_in_flight() -> None
 
 
 def test_speed_is_learned_from_load_lines() -> None:
+    """A step of a slow replica is longer than the time between two lines: most of them count no step."""
     clock, rng = Clock(), Random(2)
     book = book_of(entry(0), clock=clock)
-    token_s, running_s, step_s = 1 / 5000, 1 / 1000, 0.01
-    steps = tokens = 0
+    token_s, running_s, step_s = 1 / 1000, 1 / 200, 0.01
+    steps = made = computed = 0
+    busy_s = 0.0
     for _ in range(300):
-        running, more, computed = rng.randrange(1, 9), rng.randrange(2, 12), rng.randrange(0, 2000)
-        book.hear("m-0", load(running=running, steps=steps, prompt_tokens=tokens))
-        clock.now += step_s * more + running_s * running * more + token_s * computed
-        steps, tokens = steps + more, tokens + computed
-        book.hear("m-0", load(running=running, steps=steps, prompt_tokens=tokens))
+        running, chunk = rng.randrange(1, 9), rng.choice((0, 0, 0, 512))
+        took = step_s + running_s * running + token_s * chunk
+        for _ in range(int(took / 0.25) + 1):
+            clock.now += 0.25
+            line = load(
+                running=running, steps=steps, output_tokens=made, prefill_tokens=computed, busy_s=busy_s
+            )
+            book.hear("m-0", line)
+        steps, made, computed, busy_s = steps + 1, made + running, computed + chunk, busy_s + took
     cost = book.rows["m-0"].cost
     assert cost.learned
     assert 0.8 < cost.token_s / token_s < 1.25

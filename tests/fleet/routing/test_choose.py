@@ -14,6 +14,7 @@ from ridgeline.fleet.routing.choose import Choice, choose
 from ridgeline.fleet.routing.policy import POLICIES, Policy
 from ridgeline.fleet.routing.prefixes import PrefixMap
 from ridgeline.fleet.routing.prompt import PromptView
+from ridgeline.replica.messages import Load
 from tests.clock import Clock
 from tests.fleet.routing.fleets import book_of, entry, load, started, table
 
@@ -67,11 +68,21 @@ def test_a_busy_replicas_prefix_counts_less_unless_prompts_wait_everywhere() -> 
     book, prefixes = book_of(*map(entry, range(2))), PrefixMap()
     prompt = PromptView("m", list(range(40)), 2560)
     prefixes.snapshot("m-0", 0, prompt.blocks)
-    book.hear("m-0", load(running=3))  # they cost as much as 1,536 tokens: less than the prefix saves
+    book.hear("m-0", load(running=8))  # they cost as much as 1,024 tokens: less than the prefix saves
     assert name_of(chosen(book, prompt, prefixes=prefixes)) == "m-1"
-    for number, running in ((0, 3), (1, 0)):
+    for number, running in ((0, 8), (1, 0)):
         book.hear(f"m-{number}", load(running=running, queued_tokens=20_000))
     assert name_of(chosen(book, prompt, prefixes=prefixes)) == "m-0"
+
+
+def test_a_prefix_outweighs_a_queue_that_is_shorter_than_it() -> None:
+    book, prefixes = book_of(*map(entry, range(2))), PrefixMap()
+    prompt = PromptView("m", list(range(10)), 640)
+    prefixes.snapshot("m-0", 0, prompt.blocks)
+    book.hear("m-0", load(queued_tokens=400))
+    assert name_of(chosen(book, prompt, prefixes=prefixes)) == "m-0"
+    book.hear("m-0", load(queued_tokens=1600))  # more than twice the prompt: the half of it waits on average
+    assert name_of(chosen(book, prompt, prefixes=prefixes)) == "m-1"
 
 
 def test_a_predicted_wait_counts_the_tokens_before_and_those_of_the_prompt() -> None:
@@ -199,11 +210,16 @@ def test_requests_are_held_when_slots_kv_or_time_are_used_up() -> None:
 def test_a_replica_with_seconds_of_prompts_to_compute_is_saturated_once_its_speed_is_known() -> None:
     clock = Clock()
     book = book_of(entry(0), clock=clock)
+
+    def line(steps: int, queued_tokens: int) -> Load:
+        done = {"steps": steps, "busy_s": 0.25 * steps, "prefill_tokens": 250 * steps}
+        return load(running=2, queued_tokens=queued_tokens, **done)
+
     for number in range(1, 40):
         clock.now += 0.25
-        book.hear("m-0", load(running=2, steps=number, prompt_tokens=250 * number, queued_tokens=1000))
+        book.hear("m-0", line(number, 1000))
     assert chosen(book) is not None
-    book.hear("m-0", load(running=2, steps=40, prompt_tokens=250 * 40, queued_tokens=8000))
+    book.hear("m-0", line(40, 8000))
     assert chosen(book) is None  # 8 s at 1,000 tokens/s
 
 

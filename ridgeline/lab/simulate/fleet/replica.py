@@ -194,6 +194,8 @@ class SimulatedReplica:
             output_tokens=counters.output_tokens,
             prefix_queries=counters.prefix_queries,
             prefix_hits=counters.prefix_hits,
+            busy_s=counters.busy_s,
+            prefill_tokens=counters.prefill_tokens,
         )
 
     def take_events(self) -> list[FeedLine]:
