@@ -91,13 +91,13 @@ class Load(msgspec.Struct, frozen=True, tag_field="type", tag="load"):
     output_tokens: int
     prefix_queries: int  # prompt tokens looked up
     prefix_hits: int
-    busy_s: float = 0.0  # seconds of the steps that `steps` counts
-    prefill_tokens: int = 0  # prompt tokens that these steps computed
     adapters: tuple[str, ...] = ()  # loaded now
     beats: int = 0  # answers of the engine's process, also in the middle of a step
     step_s: float = 0.0  # age of the step under way at the last beat; 0: none was
     turns: int = 0  # answers of the engine's loop, between two steps
     adopted: tuple[str, ...] = ()  # as in Started: those since the line before
+    busy_s: float = 0.0  # seconds of the steps that `steps` counts
+    prefill_tokens: int = 0  # prompt tokens that these steps computed
 
 
 def makes_progress(before: Load | None, line: Load, longest_step_s: float) -> bool:
