@@ -7,7 +7,6 @@ process's memory, as in the other stores. Tenants share collections: a namespace
 from __future__ import annotations
 
 import asyncio
-import base64
 import uuid
 from collections.abc import Awaitable, Callable, Sequence
 from typing import TypeVar
@@ -16,11 +15,11 @@ import numpy as np
 
 from ridgeline.retrieval.errors import BadInput, StoreUnavailable
 from ridgeline.retrieval.filters import Filter
-from ridgeline.retrieval.lexical.terms import packed_text
-from ridgeline.retrieval.stores.index import IndexCache, IndexRow, NamespaceIndex
+from ridgeline.retrieval.stores.index import IndexCache, NamespaceIndex
 from ridgeline.retrieval.stores.qdrant_api import Condition, Point, QdrantApi, matches, one_of, within
 from ridgeline.retrieval.stores.qdrant_filters import SCHEMAS, condition, payload_of
 from ridgeline.retrieval.stores.qdrant_heads import Head, Heads, Write
+from ridgeline.retrieval.stores.qdrant_points import chunk_of, index_row_of, payload_of_chunk
 from ridgeline.retrieval.stores.sql_rows import check_put
 from ridgeline.retrieval.stores.sql_store import INDEX_BYTES
 from ridgeline.retrieval.types import (
@@ -249,7 +248,7 @@ class QdrantStore:
             {"exclude": ["terms", "a"]},
             vectors,
         )
-        return [_chunk(point, vectors) for point in points]
+        return [chunk_of(point, vectors) for point in points]
 
     async def _synced(self, head: Head) -> NamespaceIndex:
         """The namespace's index of terms as of this revision. Reads what has changed since the last call."""
@@ -274,7 +273,7 @@ class QdrantStore:
         while points := await self._api.by_number(
             chunks, head.seen, index.last_number, ["number", "id", "document", "terms"]
         ):
-            index.add([_index_row(point["payload"]) for point in points])
+            index.add([index_row_of(point["payload"]) for point in points])
         ranges = [np.arange(one["first"], one["first"] + one["count"]) for one in map(_payload, gone)]
         if ranges:
             index.remove(np.concatenate(ranges).astype(np.int64))
@@ -313,7 +312,7 @@ class QdrantStore:
         batch: list[Point] = []
         size = 0
         for i, (chunk, vector) in enumerate(zip(chunks, vectors, strict=True)):
-            fields = _chunk_payload(chunk, head.next_number + i, attributes)
+            fields = payload_of_chunk(chunk, head.next_number + i, attributes)
             batch.append(_point(vector.tolist(), write.stamped(fields)))
             size += 24 * len(vector) + 12 * len(chunk.text) + 2000
             if size > BATCH_BYTES:
@@ -376,37 +375,3 @@ def _point(vector: object, payload: dict[str, object]) -> Point:
 def _payload(point: Point) -> Point:
     found: Point = point["payload"]
     return found
-
-
-def _chunk_payload(chunk: Chunk, number: int, attributes: Attributes) -> dict[str, object]:
-    return {
-        "id": chunk.id,
-        "document": chunk.document_id,
-        "number": number,
-        "ordinal": chunk.ordinal,
-        "begin": chunk.begin,
-        "end": chunk.end,
-        "text": chunk.text,
-        "terms": base64.b64encode(packed_text(chunk.text)).decode(),
-        "attributes": dict(attributes),
-        "a": payload_of(attributes),
-    }
-
-
-def _chunk(point: Point, vectors: bool) -> Chunk:
-    one = point["payload"]
-    vector = np.array(point["vector"], np.float32) if vectors else None
-    return Chunk(
-        one["id"],
-        one["document"],
-        one["ordinal"],
-        one["begin"],
-        one["end"],
-        one["text"],
-        one["attributes"],
-        vector,
-    )
-
-
-def _index_row(one: Point) -> IndexRow:
-    return IndexRow(one["number"], one["id"], one["document"], base64.b64decode(one["terms"]), None)
