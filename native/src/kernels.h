@@ -63,7 +63,7 @@ struct Inputs {
   uint8_t* low;    // low limbs
   float* scales;   // [tile][group][row of the tile]
   float* sums;     // [tile][group][part][row]: sum of the part's inputs; with an offset: of their integers, times it.
-                   // Int8Coded with an offset: two 16-bit sums, of the first and the second two inputs of all quads
+                   // Int8Coded with an offset, and Int8 for six bits on AVX2: two 16-bit sums, of the first and the second two inputs of all quads
   int32_t offset;  // weights are scale · (q + offset) as they are multiplied; 0: they have separate minima
   int parts;       // of a group, with a sum each: 1 or 2
 };
@@ -96,6 +96,7 @@ struct AttentionRow {
   int32_t first, last;  // attends to positions first … last
   float sink = -std::numeric_limits<float>::infinity();  // a score without a value; -infinity: none
 };
+constexpr int kRowsForWords = 24;   // bf16 attention in 16-bit integers (AVX2); 10 would pay for rounding keys and values
 constexpr int kAttentionRows = 48;  // rows one call computes, at most: query heads of one KV head for a few tokens
 
 // The first largest of a row of logits, as far as it was looked at. An index of -1: nothing above -infinity yet or, with a
@@ -167,6 +168,7 @@ struct Kernels {
   // Online softmax over the blocks that any of the rows (at most kAttentionRows) attends to. Deterministic: a row's result
   // does not depend on how many it is computed with.
   void (*attend)(const KvHead&, const AttentionRow* rows, int count, float scale, float softcap, bool deterministic);
+  int attention_tokens;  // steps of fewer tokens attend as deterministic ones do
 
   // ---- encoders ----
   int dense_rows;  // rows of a dense layer that are computed together: work is best cut at multiples of it

@@ -15,12 +15,16 @@
 #include "kernels/linear_expanded.h"
 #define RL_EXPANDS_TO_BYTES
 #elif defined(__AVXVNNI__)
+#include "kernels/attention_words.h"
 #include "kernels/linear_expanded.h"
 #include "kernels/linear_pairs.h"
+#define RL_ATTENDS_IN_WORDS
 #define RL_EXPANDS_TO_BYTES
 #define RL_IN_ONE_PASS
 #elif defined(__AVX2__)
+#include "kernels/attention_words.h"
 #include "kernels/linear_coded.h"
+#define RL_ATTENDS_IN_WORDS
 #define RL_CODES_SCALES
 #define RL_IN_ONE_PASS
 #elif defined(RL_NEON)
@@ -85,9 +89,18 @@ inline void panel_products(const rl_matrix& m, int panel, int count, const Input
   }
 }
 
+#if defined(RL_ATTENDS_IN_WORDS)
+constexpr int kAttentionTokens = ridgeline::kRowsForExpanding;  // where the products change their arithmetic as well
+#else
+constexpr int kAttentionTokens = 1;
+#endif
+
 inline void attend(const KvHead& kv, const AttentionRow* rows, int count, float scale, float cap, bool deterministic) {
 #if defined(__AMX_BF16__)
   if (!deterministic && amx_attention_pays(kv, count)) return amx_attend(kv, rows, count, scale, cap);
+#endif
+#if defined(RL_ATTENDS_IN_WORDS)
+  if (!deterministic && words_pay(kv, count)) return word_attend(kv, rows, count, scale, cap);
 #endif
   (void)deterministic;
   vector_attend(kv, rows, count, scale, cap);
@@ -120,7 +133,7 @@ const Kernels* RL_TABLE(RL_ISA)() {
   static const Kernels table = {
       RL_TEXT(RL_ISA), kLinearRows, kOwnRows, input_kind, prepare_row, panel_products, kInputBlockBytes, panel_scratch_bytes,
       rms_norm,        layer_norm,  add_scaled, gate,        gate_clamped,      activate,   rope,   softcap,  keep_best,
-      store_key,       store_value, attend,
+      store_key,       store_value, attend, kAttentionTokens,
       kDenseRows,      dense,       text_scratch_floats, attend_text,
       peak_operations, start_thread,
   };

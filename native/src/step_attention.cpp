@@ -73,7 +73,8 @@ void Step::attend(int index, const AttentionUnit& unit) {
   AttentionRow rows[kAttentionRows];
   int count = 0;
   auto flush = [&](float** targets) {
-    k_.attend(kv, rows, count, layer.attention_scale, layer.attention_softcap, deterministic_);
+    k_.attend(kv, rows, count, layer.attention_scale, layer.attention_softcap,
+              deterministic_ || step_.num_tokens < k_.attention_tokens);
     for (int r = 0; r < count; r++) std::memcpy(targets[r], outs[r], size_t(dim) * 4);
     count = 0;
   };

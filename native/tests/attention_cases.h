@@ -20,7 +20,17 @@ using ridgeline::AttentionRow;
 using ridgeline::kAttentionRows;
 using ridgeline::kBlock;
 using ridgeline::Kernels;
+using ridgeline::kRowsForWords;
 using ridgeline::KvHead;
+
+// AVX2 computes many rows over bf16 in 16-bit integers: what the largest key or value of a token, the largest of a query, and
+// the largest weight of a chunk (times its value's scale) become.
+constexpr float kWordMost = 4095.0f, kWeightMost = 8191.0f;
+inline float query_most(int padded) { return padded <= 64 ? 8191.0f : float((1 << 19) / padded - 1); }
+inline bool attends_in_words(const Kernels& kernels, int format, size_t rows) {
+  const std::string name = kernels.name;
+  return (name == "avx2" || name == "avxvnni") && format == RL_KV_BF16 && rows >= size_t(kRowsForWords);
+}
 
 // The blocks of one KV head among several: keys and values of `context` tokens in blocks of a random order.
 class Cache {
@@ -119,7 +129,14 @@ struct Expected {
   std::vector<double> out, tolerance;
 };
 
-inline Expected expected(const Cache& cache, const Row& row, float scale, float cap) {
+// A token's key or value, whole steps of its largest one's share.
+inline void in_words(double* row, int dim) {
+  const std::vector<float> held(row, row + dim);
+  as_steps(held.data(), dim, kWordMost, row);
+}
+
+// words: as attends_in_words() says of the call.
+inline Expected expected(const Cache& cache, const Row& row, float scale, float cap, bool words = false) {
   const int dim = cache.dim, tokens = row.last - row.first + 1;
   const bool int4 = cache.kv.format == RL_KV_INT4, bytes = cache.kv.format == RL_KV_INT8 || int4;
   const bool bf16 = cache.kv.format == RL_KV_BF16;
@@ -127,17 +144,19 @@ inline Expected expected(const Cache& cache, const Row& row, float scale, float 
   std::vector<double> values(size_t(tokens) * dim), value_step(static_cast<size_t>(tokens));
   std::vector<double> start(value_step), span(value_step);  // of the numbers that are multiplied: their zero, their range
   if (bytes) as_steps(row.query.data(), dim, 16256.0f, query.data());
-  for (int i = 0; i < dim && !bytes; i++) query[i] = bf16 ? as_bf16(row.query[i]) : row.query[i];
+  if (words) as_steps(row.query.data(), dim, query_most(cache.padded), query.data());
+  for (int i = 0; i < dim && !bytes && !words; i++) query[i] = bf16 ? as_bf16(row.query[i]) : row.query[i];
 
   double most = -INFINITY, score_error = 0, total = 0;
   for (int t = 0; t < tokens; t++) {
     cache.held(cache.keys, row.first + t, key.data());
     cache.held(cache.values, row.first + t, &values[size_t(t) * dim]);
+    if (words) in_words(key.data(), dim), in_words(&values[size_t(t) * dim], dim);
     double score = 0, sizes = 0, key_most = 0, query_sizes = 0;
     for (int i = 0; i < dim; i++) {
       score += query[i] * key[i], sizes += std::fabs(query[i] * key[i]);
       key_most = std::max(key_most, std::fabs(key[i])), query_sizes += std::fabs(query[i]);
-      value_step[t] = std::max(value_step[t], std::fabs(values[size_t(t) * dim + i]) / 127);
+      value_step[t] = std::max(value_step[t], std::fabs(values[size_t(t) * dim + i]) / (words ? kWordMost : 127));
     }
     span[t] = 255 * value_step[t];
     if (int4) {
@@ -171,7 +190,8 @@ inline Expected expected(const Cache& cache, const Row& row, float scale, float 
     }
     e.tolerance[i] = share * sizes + 1e-30;
     // Weights are rounded to bf16; or times the values' scales to steps of the largest of their chunk's.
-    if (bf16) e.tolerance[i] += 0x1p-8 * 1.01 * sizes;
+    if (bf16 && !words) e.tolerance[i] += 0x1p-8 * 1.01 * sizes;
+    if (words) e.tolerance[i] += 0.51 / kWeightMost * largest_weight * steps + (tokens / 8 + 20) * kUnit * sizes;
     if (bytes) e.tolerance[i] += 0.51 / 16256 * largest_weight * steps + (tokens / 8 + 20) * kUnit * offset;
   }
   return e;
@@ -203,12 +223,13 @@ inline void check_case(const Kernels& kernels, const Case& c) {
     about("%s, head of %d, %d keys, row %zu of %d x %d, window %d, cap %g, value %d, seed %llu", kKvNames[c.format], c.dim,
           c.context, r, c.tokens, c.group, c.window, c.cap, i, static_cast<unsigned long long>(c.seed));
   };
+  const bool words = attends_in_words(kernels, c.format, rows.size());
   for (size_t r = 0; r < rows.size(); r++) {
-    const Expected e = expected(cache, rows[r], scale, c.cap);
+    const Expected e = expected(cache, rows[r], scale, c.cap), o = expected(cache, rows[r], scale, c.cap, words);
     for (int i = 0; i < c.dim; i++) {
       about_row(r, i);
       CHECK_NEAR(out[r][i], e.out[i], e.tolerance[i]);
-      CHECK_NEAR(other[r][i], e.out[i], e.tolerance[i]);
+      CHECK_NEAR(other[r][i], o.out[i], o.tolerance[i]);
     }
   }
   // A row's bits do not depend on the rows it is computed with.
@@ -235,6 +256,31 @@ inline void attention_is_right_for_every_shape(const Kernels& kernels) {
   }
 }
 
+// Many rows at once: a row's bits depend neither on their number nor on their order, and the largest sums there can be fit.
+inline void many_rows_are_computed_as_few_are(const Kernels& kernels) {
+  for (int dim : {16, 64, 80, 128, 256})
+    for (int context : {49, 64, 130}) {
+      Random random(uint64_t(dim + context));
+      const Cache cache(kernels, random, RL_KV_BF16, dim, context);
+      const std::vector<Row> rows = random_rows(random, {RL_KV_BF16, dim, context, 2, 24, context % 2 ? 30 : 0, 0.0f, 0});
+      const std::vector<Row> some(rows.rbegin() + 5, rows.rbegin() + 5 + kRowsForWords);
+      const auto all = attend(kernels, cache, rows, 0.2f, 0.0f, false), few = attend(kernels, cache, some, 0.2f, 0.0f, false);
+      about("heads of %d, %d keys", dim, context);
+      for (size_t r = 0; r < some.size(); r++) CHECK(few[r] == all[rows.size() - 6 - r]);
+    }
+  for (int dim : {16, 64, 80, 128, 256})
+    for (float sign : {1.0f, -1.0f}) {
+      Random random(1);
+      Cache cache(kernels, random, RL_KV_BF16, dim, 128);
+      std::fill(cache.keys.begin(), cache.keys.end(), sign), std::fill(cache.values.begin(), cache.values.end(), sign);
+      for (int token = 0; token < 128; token++) cache.store(token);
+      const std::vector<Row> rows(kAttentionRows, {std::vector<float>(size_t(dim), 1.0f), 0, 127});
+      about("heads of %d, keys and values of %g", dim, double(sign));
+      for (const auto& out : attend(kernels, cache, rows, 1.0f, 0.0f, false))
+        for (float value : out) CHECK_NEAR(value, sign, 1e-6);
+    }
+}
+
 // Memory a row attends to that holds NaN must show in its result.
 inline void what_is_broken_and_attended_to_shows(const Kernels& kernels) {
   const int dim = 32, context = 130;
@@ -243,7 +289,7 @@ inline void what_is_broken_and_attended_to_shows(const Kernels& kernels) {
       for (int token = 0; token < context; token += kUnderThreadSanitizer ? 9 : 1) {
         Random random{uint64_t(token)};
         Cache cache(kernels, random, format, dim, context);
-        const int heads = token % 2 ? 2 : 9;  // few and many rows
+        const int heads = token % 3 == 0 ? 2 : token % 3 == 1 ? 9 : kRowsForWords;  // few and many rows
         const std::vector<Row> rows = random_rows(random, {format, dim, context, heads, 1, 0, cap, 0});
         const int at = random.integer(0, dim - 1);
         auto results = [&](const char* what) {
@@ -274,8 +320,9 @@ inline void many_broken_keys_show_as_one_does(const Kernels& kernels) {
         cache.store(token);
       }
       about("%s, keys %d to %d of %d are NaN", kKvNames[format], first, first + count, context);
-      for (const auto& out : attend(kernels, cache, random_rows(random, {format, dim, context, 1, 1, 0, 0.0f, 0}), 0.2f, 0.0f, false))
-        for (float value : out) CHECK(std::isnan(value));
+      for (int heads : {1, kRowsForWords})
+        for (const auto& out : attend(kernels, cache, random_rows(random, {format, dim, context, heads, 1, 0, 0.0f, 0}), 0.2f, 0.0f, false))
+          for (float value : out) CHECK(std::isnan(value));
     }
 }
 
@@ -285,11 +332,12 @@ inline void a_broken_query_breaks_its_own_row_alone(const Kernels& kernels) {
     for (int at = 0; at < dim; at++) {
       Random random{uint64_t(at)};
       const Cache cache(kernels, random, format, dim, context);
-      std::vector<Row> rows = random_rows(random, {format, dim, context, 3, 4, 0, 0.0f, 0});
-      const std::vector<std::vector<float>> good = attend(kernels, cache, rows, 0.2f, 0.0f);
+      const bool many = at % 2;
+      std::vector<Row> rows = random_rows(random, {format, dim, context, 3, many ? 9 : 4, 0, 0.0f, 0});
+      const std::vector<std::vector<float>> good = attend(kernels, cache, rows, 0.2f, 0.0f, !many);
       const size_t broken = size_t(random.integer(0, int(rows.size()) - 1));
       rows[broken].query[at] = NAN;
-      const std::vector<std::vector<float>> bad = attend(kernels, cache, rows, 0.2f, 0.0f);
+      const std::vector<std::vector<float>> bad = attend(kernels, cache, rows, 0.2f, 0.0f, !many);
       about("%s, value %d of query %zu is NaN", kKvNames[format], at, broken);
       for (size_t r = 0; r < rows.size(); r++)
         for (int i = 0; i < dim; i++) CHECK(r == broken ? std::isnan(bad[r][i]) : bad[r][i] == good[r][i]);
@@ -304,14 +352,16 @@ inline void steep_and_flat_scores_are_right(const Kernels& kernels) {
         Random random{uint64_t(round)};
         const int dim = 32, context = 150;
         Cache cache(kernels, random, format, dim, context);
-        std::vector<Row> rows = random_rows(random, {format, dim, context, 2, 2, 0, 0.0f, 0});
+        const bool many = round % 2;
+        std::vector<Row> rows = random_rows(random, {format, dim, context, 2, many ? 16 : 2, 0, 0.0f, 0});
         for (Row& row : rows)
           for (float& value : row.query) value *= size;
         if (round == 3) std::fill(cache.values.begin(), cache.values.end(), 0.0f);
         for (int token = 0; token < context && round == 3; token++) cache.store(token);
-        const std::vector<std::vector<float>> out = attend(kernels, cache, rows, 0.2f, 0.0f);
+        const bool words = many && attends_in_words(kernels, format, rows.size());
+        const std::vector<std::vector<float>> out = attend(kernels, cache, rows, 0.2f, 0.0f, !many);
         for (size_t r = 0; r < rows.size(); r++) {
-          const Expected e = expected(cache, rows[r], 0.2f, 0.0f);
+          const Expected e = expected(cache, rows[r], 0.2f, 0.0f, words);
           about("%s, queries of size %g, row %zu, seed %d", kKvNames[format], size, r, round);
           for (int i = 0; i < dim; i++) CHECK_NEAR(out[r][i], e.out[i], e.tolerance[i]);
         }
@@ -321,6 +371,7 @@ inline void steep_and_flat_scores_are_right(const Kernels& kernels) {
 inline void check_attention(const Kernels& kernels) {
   kernels.start_thread();
   attention_is_right_for_every_shape(kernels);
+  many_rows_are_computed_as_few_are(kernels);
   what_is_broken_and_attended_to_shows(kernels);
   many_broken_keys_show_as_one_does(kernels);
   a_broken_query_breaks_its_own_row_alone(kernels);

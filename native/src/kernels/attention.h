@@ -32,8 +32,8 @@ struct AttentionScratch {
   alignas(64) float value_offset[kAttentionRows];  // added to every element of the sum of a chunk's values
   alignas(64) float out[kAttentionRows][kMaxHeadDim + 16];
   float most[kAttentionRows], total[kAttentionRows], correction[kAttentionRows];
-  // INT4: a chunk as bytes in the layout of INT8, and its scales and minima.
-  alignas(64) uint8_t key_bytes[kChunk * kMaxHeadDim], value_bytes[kChunk * kMaxHeadDim];
+  // A chunk in another form: INT4 as bytes in the layout of INT8, with scales and minima; bf16 as words (attention_words.h).
+  alignas(64) uint8_t key_bytes[kChunk * kMaxHeadDim * 2], value_bytes[kChunk * kMaxHeadDim * 2];
   alignas(64) float key_scales[kChunk], key_minima[kChunk], value_scales[kChunk], value_minima[kChunk];
 };
 
@@ -171,11 +171,10 @@ inline void block_scores(const KvHead& kv, const int32_t* blocks, AttentionScrat
   });
 }
 
-// Masks, scales and exponentiates one row of a chunk that begins at position `base`, and moves its running maximum. `table`:
-// where the scales of the chunk's blocks are; for integers only.
+// Masks, scales and exponentiates one row of a chunk that begins at position `base`, and moves its running maximum. bf16
+// weights end where they are multiplied, others in the place of the scores.
 template <int kKv>
-inline void chunk_softmax(const KvHead& kv, const int32_t* table, const AttentionRow& row, AttentionScratch& s, int r, int base, int blocks,
-                          float scale, float cap) {
+inline void exponentiate(const AttentionRow& row, AttentionScratch& s, int r, int base, int blocks, float scale, float cap) {
   float* scores = s.scores[r];
   const int keys = blocks * kBlock;
   const bool masked = row.first > base || row.last < base + keys - 1;
@@ -203,6 +202,16 @@ inline void chunk_softmax(const KvHead& kv, const int32_t* table, const Attentio
       store(scores + i, p);
   }
   s.total[r] = s.total[r] * s.correction[r] + sum(sums);
+}
+
+// The same, and the weights in the form that values are multiplied with. `table`: where the scales of the chunk's blocks are;
+// for integers only.
+template <int kKv>
+inline void chunk_softmax(const KvHead& kv, const int32_t* table, const AttentionRow& row, AttentionScratch& s, int r, int base, int blocks,
+                          float scale, float cap) {
+  exponentiate<kKv>(row, s, r, base, blocks, scale, cap);
+  float* scores = s.scores[r];
+  const int keys = blocks * kBlock;
   if constexpr (kKv == RL_KV_F32) {
     std::memcpy(s.weights[0][r], scores, size_t(keys) * 4);
   } else if constexpr (is_integer<kKv>()) {
@@ -301,13 +310,14 @@ inline void prefetch_blocks(const uint8_t* heads, const KvHead& kv, const int32_
     for (size_t line = 0; line < bytes; line += 64) prefetch(heads + size_t(blocks[b]) * kv.block_bytes + line);
 }
 
-// Prepares the queries and empties the sums; the positions any of the rows attends to.
-template <int kKv>
-inline void begin_rows(const KvHead& kv, const AttentionRow* rows, int count, AttentionScratch& s, int* first, int* last) {
+// Prepares the queries and empties the sums; the positions any of the rows attends to. prepare(row number)
+template <typename Prepare>
+inline void begin_rows(const KvHead& kv, const AttentionRow* rows, int count, AttentionScratch& s, int* first, int* last,
+                       const Prepare& prepare) {
   *first = rows[0].first, *last = rows[0].last;
   for (int r = 0; r < count; r++) {
     *first = std::min(*first, rows[r].first), *last = std::max(*last, rows[r].last);
-    prepare_query<kKv>(rows[r].query, kv.head_dim, s, r);
+    prepare(r);
     s.most[r] = rows[r].sink, s.total[r] = rows[r].sink == kNothing ? 0.0f : 1.0f;
     std::memset(s.out[r], 0, size_t(kv.head_dim) * 4);
   }
@@ -366,7 +376,7 @@ inline KvHead expanded(const KvHead& kv, const int32_t* blocks, int count, Atten
 template <int kKv>
 void attend_kv(const KvHead& kv, const AttentionRow* rows, int count, float scale, float cap, AttentionScratch& s) {
   int first, last;
-  begin_rows<kKv>(kv, rows, count, s, &first, &last);
+  begin_rows(kv, rows, count, s, &first, &last, [&](int r) { prepare_query<kKv>(rows[r].query, kv.head_dim, s, r); });
   const int begin = first / kChunk * kChunk;
   const bool few = count <= kAttentionTile;
   if (few) prefetch_blocks(kv.keys, kv, kv.block_table + begin / kBlock, blocks_of(std::min(kChunk, last + 1 - begin)));

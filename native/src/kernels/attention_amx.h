@@ -84,7 +84,7 @@ inline void amx_attend(const KvHead& kv, const AttentionRow* rows, int count, fl
   AttentionScratch& s = attention_scratch();
   alignas(64) static thread_local uint8_t last_values[kBlock * kMaxHeadDim * 2];
   int first, last;
-  begin_rows<RL_KV_BF16>(kv, rows, count, s, &first, &last);
+  begin_rows(kv, rows, count, s, &first, &last, [&](int r) { prepare_query<RL_KV_BF16>(rows[r].query, kv.head_dim, s, r); });
   for (int base = first / kChunk * kChunk; base <= last; base += kChunk) {
     const int valid = std::min(kChunk, last + 1 - base), blocks = blocks_of(valid);
     const uint8_t *keys[kChunkBlocks], *values[kChunkBlocks];

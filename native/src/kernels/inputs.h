@@ -47,6 +47,14 @@ inline void quantize_group(const float* x, float inverse, bool two_limbs, int8_t
   sums[0] = sum_int(totals[0]), sums[1] = sum_int(totals[1]);
 }
 
+// Int8Coded, and six bits on AVX2, begin 16-bit sums of pairs with these.
+inline bool has_pair_sums(const Inputs& in) {
+#if defined(__AVX2__) && !defined(__AVXVNNI__) && !defined(__AVX512F__)
+  if (in.kind == InputKind::Int8 && in.parts == 2) return true;
+#endif
+  return in.kind == InputKind::Int8Coded;
+}
+
 // offset · Σ x of the first two inputs of n / 4 quads, and of their last two, as 16-bit halves of one dword.
 inline void store_pair_sums(const int8_t* x, int n, int offset, float* out) {
   int32_t sums[2] = {0, 0};
@@ -99,7 +107,7 @@ inline void prepare_quantized(const float* x, const Inputs& in, int row) {
       for (int part = 0; part < in.parts; part++) {
         float& at = in.sums[slot.sum_at + (size_t(g) * in.parts + part) * slot.stride];
         const int32_t corrected = in.offset * (in.parts == 2 ? halves[part] : total);
-        if (in.offset && in.kind == InputKind::Int8Coded) store_pair_sums(high + part * kGroup / 2, kGroup / in.parts, in.offset, &at);
+        if (in.offset && has_pair_sums(in)) store_pair_sums(high + part * kGroup / 2, kGroup / in.parts, in.offset, &at);
         else if (in.offset) std::memcpy(&at, &corrected, 4);
         else at = scale * float(total);
       }

@@ -38,13 +38,6 @@ struct Ahead {
 
 #if !defined(__AVXVNNI__) && !defined(RL_NEON)
 #define RL_ADDS_PAIRS
-// In assembler, and volatile: GCC 12 would load the inputs of both halves of a panel at once, and then store what 16 registers
-// cannot hold.
-RL_INLINE inline I broadcast(const uint8_t* inputs) {
-  I out;
-  asm volatile("vpbroadcastd %1, %0" : "=x"(out) : "m"(*reinterpret_cast<const Dword*>(inputs)));
-  return out;
-}
 RL_INLINE inline void add_pairs(I& sums, Bytes weights, I inputs) {
   I pairs;
   asm volatile("vpmaddubsw %3, %2, %1\n\tvpaddw %1, %0, %0" : "+x"(sums), "=&x"(pairs) : "x"(weights), "x"(inputs));
@@ -167,9 +160,10 @@ void pair_tile(const uint8_t* panel, int k, const TileInputs& in, const float* b
 
 #if defined(RL_ADDS_PAIRS)
 
-// Weights less 32 are -32 … 31: their sizes are multiplied with the inputs under the weights' signs. Four pairs are at most
-// 4 · 2 · 32 · 127 = 32,512 in size, and are widened by the 16 weights' scale itself. A group's sum of integers is at most
-// 2 · 16 · 32 · 16,256 · 128 < 2^31 in size.
+// Two limbs: weights less 32 are -32 … 31; their sizes are multiplied with the inputs under the weights' signs. Four pairs are at
+// most 4 · 2 · 32 · 127 = 32,512 in size, and are widened by the 16 weights' scale itself. A group's sum of integers is at most
+// 2 · 16 · 32 · 16,256 · 128 < 2^31 in size. One limb: sums begin with -32 · Σ x of their lane's inputs, and weights of 0 … 63
+// are multiplied as they are: a pair is at most 2 · 63 · 127 = 16,002; sums may wrap on the way to the same 32,512 at most.
 RL_INLINE inline void add_signed_pairs(I& sums, Bytes weights, Bytes sizes, I inputs) {
   I pairs;
   asm volatile("vpsignb %2, %4, %1\n\tvpmaddubsw %1, %3, %1\n\tvpaddw %1, %0, %0"
@@ -207,6 +201,28 @@ RL_INLINE inline void add_six_bits(I (&totals)[V][R], const uint8_t* quants, con
   });
 }
 
+// The same for the only limb; `starts`: of the sums, for each row.
+template <int R, int V, int kHalf>
+RL_INLINE inline void add_six_bits(I (&totals)[V][R], const uint8_t* quants, const uint8_t* x, const float* starts, const I (&codes)[V]) {
+  I sums[V][R];
+  repeat<V * R>([&](auto i) RL_INLINE { sums[i / R][i % R] = broadcast(reinterpret_cast<const uint8_t*>(starts + i % R)); });
+  repeat<4>([&](auto quad) RL_INLINE {
+    Bytes weights[V];
+    repeat<V>([&](auto v) RL_INLINE {
+      const Bytes w = load_bytes(quants + (2 * kHalf + quad / 2) * kPanel * 4 + v * 32);
+      const Bytes uppers = load_bytes(quants + (4 + kHalf) * kPanel * 4 + v * 32);
+      weights[v] = six_bits<quad>(quad % 2 ? high_nibbles(w) : low_nibbles(w), uppers);
+    });
+    repeat<R>([&](auto r) RL_INLINE {
+      const I inputs = broadcast(x + ((4 * kHalf + quad) * R + r) * 4);
+      repeat<V>([&](auto v) RL_INLINE { add_pairs(sums[v][r], weights[v], inputs); });
+    });
+  });
+  repeat<V * R>([&](auto i) RL_INLINE {
+    totals[i / R][i % R] = add_int(totals[i / R][i % R], _mm256_madd_epi16(sums[i / R][i % R], codes[i / R]));
+  });
+}
+
 template <int R, bool kTwoLimbs>
 void six_bit_pair_tile(const uint8_t* panel, int k, const TileInputs& in, const float* bias, float* out, size_t stride, bool add_to,
                        Ahead ahead, const float*) {
@@ -215,7 +231,7 @@ void six_bit_pair_tile(const uint8_t* panel, int k, const TileInputs& in, const 
   const size_t share = (ahead.bytes + size_t(groups) - 1) / size_t(groups);
   const uint8_t *quants = panel + ridgeline::quants_offset(RL_Q6_K, k), *asked = ahead.from;
   const uint8_t* x[2] = {in.high, in.low};
-  const float* scales = in.scales;
+  const float *scales = in.scales, *sums = in.sums;
   F acc[kHalves][R];
   repeat<kHalves * R>([&](auto i) RL_INLINE { acc[i / R][i % R] = zero(); });
   for (int g = 0; g < groups; g++) {
@@ -230,7 +246,8 @@ void six_bit_pair_tile(const uint8_t* panel, int k, const TileInputs& in, const 
           codes[L - 1][v] = load_codes(units + (2 + g % 8 * 2 + half) * kPanel + (step * V + v) * kLanes);
           if constexpr (L == 2) codes[0][v] = _mm256_slli_epi16(codes[1][v], 7);
         });
-        add_six_bits<R, V, L, half>(totals, quants + step * V * 32, x, codes);
+        if constexpr (L == 2) add_six_bits<R, V, L, half>(totals, quants + step * V * 32, x, codes);
+        else add_six_bits<R, V, half>(totals, quants + step * V * 32, x[0], sums + half * R, codes[0]);
       });
       repeat<V>([&](auto v) RL_INLINE {
         constexpr int half = step * V + v;
@@ -240,7 +257,7 @@ void six_bit_pair_tile(const uint8_t* panel, int k, const TileInputs& in, const 
         });
       });
     });
-    quants += ridgeline::group_quant_bytes(RL_Q6_K), x[0] += kGroup * R, x[1] += kGroup * R, scales += R;
+    quants += ridgeline::group_quant_bytes(RL_Q6_K), x[0] += kGroup * R, x[1] += kGroup * R, scales += R, sums += 2 * R;
   }
   repeat<kHalves>([&](auto half) RL_INLINE { finish<R>(acc[half], bias, half * kLanes, out, stride, add_to); });
 }

@@ -7,13 +7,6 @@
 
 namespace {
 
-// In assembler, and volatile: GCC 12 would load the inputs of all rows at once, and then store what 16 registers cannot hold.
-RL_INLINE inline I broadcast(const uint8_t* inputs) {
-  I out;
-  asm volatile("vpbroadcastd %1, %0" : "=x"(out) : "m"(*reinterpret_cast<const Dword*>(inputs)));
-  return out;
-}
-
 // dots += Σ over quad number `quad` of V vectors of weights, for R rows of inputs.
 template <int R, int V>
 RL_INLINE inline void dot_quad(I (&dots)[V][R], const Bytes (&w)[V], const uint8_t* x, int quad) {

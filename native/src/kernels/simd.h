@@ -14,6 +14,8 @@
 
 namespace {
 
+#define RL_INLINE __attribute__((always_inline))
+
 typedef int32_t Dword __attribute__((may_alias, aligned(1)));
 
 inline int32_t load_dword(const void* at) {
@@ -38,7 +40,6 @@ namespace {
 
 // Writes work(0), work(1), … work(N - 1) out, with constant indices from the start: accumulators in arrays then live in
 // registers whatever the optimizer thinks of the loops around them.
-#define RL_INLINE __attribute__((always_inline))
 template <typename Work, int... kIndex>
 RL_INLINE inline void write_out(const Work& work, std::integer_sequence<int, kIndex...>) {
   (work(std::integral_constant<int, kIndex>{}), ...);

@@ -72,9 +72,27 @@ inline Bytes six_bits(Bytes nibbles, Bytes uppers) {
 }
 inline F load_unsigned(const uint8_t* p) { return to_float(_mm256_cvtepu8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(p)))); }
 inline F load_signed(const uint8_t* p) { return to_float(_mm256_cvtepi8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(p)))); }
+
+// In assembler, and volatile: GCC 12 would load the inputs of all rows of a tile at once, and then store what 16 registers
+// cannot hold.
+RL_INLINE inline I broadcast(const uint8_t* dword) {
+  I out;
+  asm volatile("vpbroadcastd %1, %0" : "=x"(out) : "m"(*reinterpret_cast<const Dword*>(dword)));
+  return out;
+}
+// sums += products of two pairs of signed 16-bit numbers.
+RL_INLINE inline void add_words(I& sums, I weights, I inputs) {
+#if defined(__AVXVNNI__)
+  asm volatile("%{vex%} vpdpwssd %2, %1, %0" : "+x"(sums) : "x"(weights), "x"(inputs));
+#else
+  I pairs;
+  asm volatile("vpmaddwd %3, %2, %1\n\tvpaddd %1, %0, %0" : "+x"(sums), "=&x"(pairs) : "x"(weights), "x"(inputs));
+#endif
+}
+
 #if defined(__AVXVNNI__)
 // Four products of an unsigned weight and a signed input, added to 32 bits without saturation. In assembler, and volatile: see
-// broadcast() in linear_pairs.h.
+// broadcast().
 constexpr bool kDotTakesBytes = true;
 inline I dot_bytes(I acc, Bytes weights, I inputs) {
   asm volatile("%{vex%} vpdpbusd %2, %1, %0" : "+x"(acc) : "x"(weights), "x"(inputs));
