@@ -53,8 +53,8 @@ class EngineStats:
     steps: int = 0
     prompt_tokens: int = 0  # computed or found
     output_tokens: int = 0
-    busy_s: float = 0.0  # from the first step after a pause to the end of the last step before the next
-    prefill_tokens: int = 0  # computed by steps, in order with `steps` and `busy_s`
+    busy_s: float = 0.0  # in which a step was planned or in flight
+    prefill_tokens: int = 0  # computed in chunks; counted together with `steps` and `busy_s`
     last_step_end: float = 0.0  # monotonic; 0 = no step yet
     step_tokens: int = 0  # the current step budget: less than configured after the device ran out of memory
     waiting_background: int = 0

@@ -66,6 +66,8 @@ def test_a_large_request_is_answered_over_several_steps_and_ends_once() -> None:
     assert rows["b"] == [(0, [7.0], True, None)]
     stats = core.stats()
     assert (stats.steps, stats.prompt_tokens, stats.waiting) == (2, 31, 0)
+    assert stats.prefill_tokens == 31
+    assert stats.busy_s >= sum(record.busy_s for record in core.steps.dump()) > 0
     assert [record.prefill_tokens for record in core.steps.dump()] == [16, 15]
 
 

@@ -219,6 +219,7 @@ class TestAbort:
         assert engine.scheduler.has_work
         assert engine.land() == []
         assert (engine.scheduler.pool.num_held, engine.scheduler.has_work) == (0, False)
+        assert engine.scheduler.stats().prefill_tokens == 6  # computed all the same
 
     def test_all_samples_end_whether_or_not_the_prompt_is_done(self) -> None:
         engine = engine_with(request("a", 6, n=3), prefill_chunk=4)
@@ -363,6 +364,8 @@ class TestWhatCanBeSeen:
         assert (stats.kv_blocks_total, stats.kv_blocks_held, stats.kv_blocks_cached) == (64, 2, 0)
         assert (stats.steps, stats.prompt_tokens, stats.output_tokens) == (1, 6, 1)
         assert (stats.block_size, stats.last_step_end) == (4, 1.25)
+        assert stats.prefill_tokens == 6
+        assert stats.busy_s > 0
 
     def test_a_sequence_that_lost_a_block_is_noticed(self) -> None:
         engine = engine_with(request("a", 6))

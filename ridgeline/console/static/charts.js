@@ -16,6 +16,12 @@ function library() {
 
 const value = (name) => getComputedStyle(document.documentElement).getPropertyValue(name).trim();
 
+// The points of the last `seconds`: older ones are left of the chart.
+function shown(data, seconds) {
+  const from = data[0].findIndex((at) => at >= data[0][data[0].length - 1] - seconds);
+  return data.map((values) => values.slice(Math.max(from, 0)));
+}
+
 // series: [{label, colour (name of a value), fill, dash}]. `most` gives the top of the axis for the shown data; lines
 // above it are cut off. Returns {set(data), destroy()}.
 export async function lineChart(element, series, { format = String, height = 200, seconds = 300, most } = {}) {
@@ -30,7 +36,7 @@ export async function lineChart(element, series, { format = String, height = 200
       height,
       cursor: { y: false, points: { size: 6 } },
       legend: { show: false },
-      scales: { x: { range: (_, __, high) => ((high ||= Date.now() / 1000), [high - seconds, high]) }, y: { range: (plot, _, high) => [0, Math.max((most?.(plot.data) ?? high) * 1.1, 10)] } },
+      scales: { x: { range: (_, __, high) => ((high ||= Date.now() / 1000), [high - seconds, high]) }, y: { range: (plot, _, high) => [0, Math.max((most?.(shown(plot.data, seconds)) ?? high) * 1.1, 10)] } },
       axes: [{ ...axis, size: 30, grid: { show: false }, space: 90, values: (_, ticks) => ticks.map((at) => clock(at * 1000)) }, { ...axis, size: 58, space: 42, values: (_, ticks) => ticks.map(format) }],
       series: [
         {},

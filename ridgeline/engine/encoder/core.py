@@ -86,7 +86,7 @@ class EncoderCore:
         self._queue = TextQueue(limits.step_tokens, limits.max_waiting, limits.max_waiting_tokens)
         self._open: dict[str, _Open] = {}
         self._computed_tokens = self._num_steps = 0
-        self._last_step_end = 0.0
+        self._last_step_end = self._busy_s = 0.0
 
     def add(self, name: str, message: Embed) -> None:
         """Queue the texts. Raises InvalidRequest or QueueFull; the engine is then unchanged."""
@@ -122,6 +122,8 @@ class EncoderCore:
             waiting=len(self._queue),
             steps=self._num_steps,
             prompt_tokens=self._computed_tokens,
+            prefill_tokens=self._computed_tokens,
+            busy_s=self._busy_s,
             last_step_end=self._last_step_end,
             step_tokens=self.limits.step_tokens,
         )
@@ -217,4 +219,5 @@ class EncoderCore:
             self._queue.tokens_per_s += RATE_SHARE * (rate - self._queue.tokens_per_s)
         self._num_steps += 1
         self._computed_tokens += tokens
+        self._busy_s += ended - max(started, self._last_step_end)
         self._last_step_end = ended

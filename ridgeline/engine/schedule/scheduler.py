@@ -153,6 +153,8 @@ class Scheduler:
         deltas: list[SeqDelta] = []
         for row, outcome in zip(plan.rows, result.rows, strict=True):
             self._sequences.land(row)
+            if row.count > 1 and not row.drafts:  # also of a sequence that has ended: the step computed it
+                self.counters.prefill_tokens += row.count
             if row.seq.state is not SeqState.FINISHED:  # else it finished in flight: discard the token
                 self._sequences.apply_row(row, outcome, now, deltas)
         self.counters.steps += 1

@@ -110,7 +110,6 @@ class SequenceStates:
             (sampled,) = outcome.samples
             deltas.append(self._append(seq, sampled, prompt_logprobs, now))
             return
-        self.counters.prefill_tokens += row.count
         if prompt_logprobs:
             prompt_logprobs = prompt_logprobs[max(0, seq.prompt_logprobs_sent - row.start) :]
             seq.prompt_logprobs_sent += len(prompt_logprobs)

@@ -18,6 +18,7 @@ _LEAST_LINES = 8
 _SOLVE_EVERY = 16
 _FORGET = 0.998
 _PRIOR_SHARE = 0.002
+_LINE_S = 0.25  # a line with more seconds of steps weighs as much as one with these
 
 
 class StepCost:
@@ -41,6 +42,8 @@ class StepCost:
         t = float(now.prefill_tokens - before.prefill_tokens)
         if s <= 0 or r < 0 or t < 0 or seconds <= 0:  # no step, or another engine
             return False
+        share = min(1.0, _LINE_S / seconds)
+        s, r, t, seconds = s * share, r * share, t * share, seconds * share
         rows = (s * s, s * r, s * t, r * r, r * t, t * t, s * seconds, r * seconds, t * seconds)
         self._products = [_FORGET * old + new for old, new in zip(self._products, rows, strict=True)]
         self._lines += 1

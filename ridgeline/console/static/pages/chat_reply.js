@@ -59,7 +59,8 @@ function ReplyText({ reply }) {
     const later = () => (frame ||= requestAnimationFrame(write));
     const write = () => {
       frame = 0;
-      const end = Math.min(written + MOST_CHARACTERS, reply.text.length);
+      let end = Math.min(written + MOST_CHARACTERS, reply.text.length);
+      if (end < reply.text.length && /[\uD800-\uDBFF]/.test(reply.text[end - 1])) end -= 1; // not within a character
       if (written < end) text.write(reply.text.slice(written, end));
       written = end;
       if (written < reply.text.length) later();
