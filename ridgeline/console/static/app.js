@@ -91,6 +91,7 @@ function App() {
 
   useEffect(() => {
     const change = () => setPage(opened());
+    change(); // the address may have changed since the first rendering
     addEventListener("hashchange", change);
     return () => removeEventListener("hashchange", change);
   }, []);

@@ -118,7 +118,7 @@ export function drawTimeline(canvas, rows, from, to, chosen) {
         add("decode", at(first), last, y);
         for (const chunk of record.chunks ?? []) if (chunk > first) add("warn", at(chunk), at(chunk) + 3, y);
       }
-      if (record.cached && bar >= 3) add("cached", at(admitted), at(admitted) + 3, y);
+      if (record.cached && bar >= 3 && last - x(record.at) > 10) add("cached", at(admitted), at(admitted) + 3, y);
       if (bar >= 6) for (const chunk of (record.chunks ?? []).slice(1)) if (first == null || chunk < first) add("queue", at(chunk), at(chunk) + 1, y);
     }
     if (record.state === "aborted" || record.state === "failed") add("alarm", last - 3, last, y);
