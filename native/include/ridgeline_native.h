@@ -9,7 +9,7 @@
 extern "C" {
 #endif
 
-#define RL_ABI_VERSION 7
+#define RL_ABI_VERSION 8
 #define RL_BLOCK_TOKENS 16 /* tokens of a KV block */
 #define RL_PANEL 16        /* output rows side by side in a packed matrix */
 #define RL_GROUP 32        /* weights of a row that share a scale */
@@ -27,6 +27,8 @@ enum rl_format {
   RL_Q8_FM = 6, /* 8 bits, float scale and minimum per group (GGUF Q5_*) */
   RL_Q8_C = 7,  /* 8 bits, float scale per output row (per channel), minimum = -128 · scale */
   RL_Q6_K = 8,  /* 6 bits, 8-bit scale per 16, half-precision unit of it per 256, minimum = -32 · scale (GGUF Q6_K) */
+  RL_F8 = 9,    /* 8-bit floats (E4M3), float scale per 128 weights of a row */
+  RL_Q4_Z = 10, /* 4 bits, half-precision scale and a zero point per group, minimum = -zero · scale (AWQ, GPTQ) */
 };
 
 enum rl_kv_format {
@@ -150,6 +152,10 @@ int rl_pack_float(int32_t format, int32_t n, int32_t k, const float* source, uin
  * the source (null: r; -1: a row of zeros), which has source_rows rows. Scales that are not finite are refused. */
 int rl_pack_gguf(int32_t type, int32_t format, int32_t n, int32_t k, const uint8_t* source, int32_t source_rows,
                  const int32_t* row_map, uint8_t* out);
+/* Packs codes [n, k] as they are, a byte each. RL_F8: E4M3 numbers, scales [n, k / 128 rounded up], no zeros. RL_Q4_Z: 0 … 15, scales
+ * that half precision holds and zeros of 0 … 15, both [n, k / 32 rounded up]. A NaN code and a scale that is not finite are refused. */
+int rl_pack_codes(int32_t format, int32_t n, int32_t k, const uint8_t* codes, const float* scales, const uint8_t* zeros,
+                  uint8_t* out);
 /* The floats of rows [first, first + count) of a packed matrix: what every kernel computes with. */
 int rl_unpack(const rl_matrix* matrix, int32_t first, int32_t count, float* out);
 

@@ -5,6 +5,7 @@
 #include "kernels/dense.h"
 #include "kernels/kv_store.h"
 #include "kernels/linear.h"
+#include "kernels/linear_f8.h"
 #include "kernels/peak.h"
 #include "kernels/rows.h"
 #include "kernels/text.h"
@@ -54,6 +55,7 @@ inline InputKind input_kind(int format, int rows, bool deterministic) {
   if (!deterministic && rows >= rows_for_coding(format)) return InputKind::Int8Coded;
 #endif
   if (format == RL_BF16) return InputKind::Bf16;
+  if (format == RL_F8) return kBf16AsFloats || deterministic || rows == 1 ? InputKind::Float : InputKind::Bf16;
   if (format == RL_Q8_C) return InputKind::Int16PerRow;
   return deterministic || rows <= kRowsWithTwoLimbs ? InputKind::Int16 : InputKind::Int8;
 }
@@ -67,6 +69,10 @@ inline void panel_products(const rl_matrix& m, int panel, int count, const Input
   }
 #endif
   for (int p = 0; p < count; p++) {
+    if (m.format == RL_F8) {
+      f8_panel_product(m, panel + p, in, first, end, out + p * kPanel, stride, add_to, scratch);
+      continue;
+    }
 #if defined(RL_EXPANDS_TO_BYTES)
     if (in.kind == InputKind::Int8Expanded) {
       expanded_panel_product(m, panel + p, in, first, end, out + p * kPanel, stride, add_to, scratch);
@@ -110,7 +116,7 @@ inline void attend(const KvHead& kv, const AttentionRow* rows, int count, float 
 constexpr int kOwnRows = kLinearRows;
 constexpr size_t kInputBlockBytes = 384 << 10;
 inline size_t panel_scratch_bytes([[maybe_unused]] int k) {
-  size_t bytes = 64;
+  size_t bytes = f8_scratch_bytes();
 #if defined(RL_EXPANDS_TO_BYTES)
   bytes = std::max(bytes, expanded_bytes(k));
 #endif

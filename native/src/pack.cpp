@@ -33,12 +33,29 @@ uint16_t to_half(float value) {  // to nearest, ties to even
   return uint16_t(sign | ((rounded >> 13) - (112 << 10)));
 }
 
+float from_e4m3(uint8_t code) {
+  const int exponent = (code >> 3) & 15, fraction = code & 7;
+  const float size = exponent ? std::ldexp(float(8 + fraction), exponent - 10) : std::ldexp(float(fraction), -9);
+  return code & 0x80 ? -size : size;
+}
+
+uint8_t to_e4m3(float value) {
+  const float size = std::min(std::fabs(value), 448.0f);
+  int exponent = 0;
+  std::frexp(size, &exponent);  // size = fraction · 2^exponent, fraction in [0.5, 1)
+  const int step = std::max(exponent - 4, -9);  // three bits behind the first; subnormal below 2^-6
+  int units = int(std::nearbyint(std::ldexp(size, -step)));  // below 16, or 16 where it rounds up to the next power of two
+  const uint8_t sign = std::signbit(value) ? 0x80 : 0;
+  return uint8_t(sign | (units < 8 ? units : ((step + 9) << 3) + units));
+}
+
 namespace {
 
 // A group of 32 weights of one row, on its way from a source to its panel.
 struct Group {
   float scale, minimum;  // Q4_K, Q6_K: their units
   uint8_t quants[kGroup];
+  uint8_t zero;       // Q4_Z
   int8_t codes[2];    // Q4_K: what the units are multiplied with; Q6_K: of both halves
 };
 
@@ -67,6 +84,7 @@ class PanelWriter {
       }
     } else {
       write_scale(panel, group * kPanel + o, g.scale);
+      if (has_zeros(format_)) panel[minima_offset(format_, k_) + size_t(group * kPanel + o)] = g.zero;
       if (has_minima(format_)) write_scale(panel + minima_offset(format_, k_), group * kPanel + o, g.minimum);
     }
     uint8_t* quants = panel + quants_offset(format_, k_) + size_t(group) * group_quant_bytes(format_);
@@ -107,11 +125,12 @@ uint8_t quantized(float value, float scale, float minimum, int top) {
 Group quantize_group(int format, const float* values, int count, float largest) {
   Group g{};
   const int top = is_four_bit(format) ? 15 : 255;
-  if (has_minima(format)) {
+  if (has_minima(format) || has_zeros(format)) {
     float low = 0.0f, high = 0.0f;  // zero stays representable, and padding is zero
     for (int i = 0; i < count; i++) low = std::min(low, values[i]), high = std::max(high, values[i]);
     g.scale = rounded_scale(format, (high - low) / float(top));
     g.minimum = rounded_scale(format, low);
+    if (has_zeros(format)) g.zero = quantized(-low, g.scale, 0.0f, top), g.minimum = -g.scale * float(g.zero);
   } else {
     if (format != RL_Q8_C) {
       largest = 0.0f;
@@ -177,7 +196,8 @@ float largest_weight(int format) {
     case RL_F32: return kFloatMax;
     case RL_BF16: return 0x1.fep127f;
     case RL_Q4_H: return 8 * kHalfMax;
-    case RL_Q4_HM: return kHalfMax;
+    case RL_Q4_HM:
+    case RL_Q4_Z: return kHalfMax;
     case RL_Q4_K: return 60 * kHalfMax;
     case RL_Q6_K: return 4000 * kHalfMax;
     case RL_Q8_H: return 127 * kHalfMax;
@@ -193,6 +213,15 @@ void pack_float_row(int format, int n_row, int k, const float* values, uint8_t* 
   } else if (format == RL_BF16) {
     uint16_t* pairs = reinterpret_cast<uint16_t*>(panel);
     for (int i = 0; i < k; i++) pairs[(size_t(i / 2) * kPanel + o) * 2 + i % 2] = to_bf16(values[i]);
+  } else if (format == RL_F8) {
+    for (int at = 0; at < k; at += kF8Inputs) {
+      float most = 0.0f;
+      for (int i = at; i < std::min(k, at + kF8Inputs); i++) most = std::max(most, std::fabs(values[i]));
+      const float scale = most / 448.0f;
+      reinterpret_cast<float*>(panel)[at / kF8Inputs * kPanel + o] = scale;
+      for (int i = at; i < std::min(k, at + kF8Inputs); i++)
+        panel[quants_offset(format, k) + f8_byte(o, i)] = scale == 0.0f ? uint8_t(0) : to_e4m3(values[i] / scale);
+    }
   } else {
     float largest = 0.0f;
     for (int i = 0; i < k; i++) largest = std::max(largest, std::fabs(values[i]));
@@ -298,6 +327,9 @@ float unpacked(const rl_matrix& m, int row, int column) {
   if (m.format == RL_F32) return reinterpret_cast<const float*>(panel)[size_t(column) * kPanel + o];
   if (m.format == RL_BF16)
     return from_bf16(reinterpret_cast<const uint16_t*>(panel)[(size_t(column / 2) * kPanel + o) * 2 + column % 2]);
+  if (m.format == RL_F8)
+    return from_e4m3(panel[quants_offset(m.format, m.k) + f8_byte(o, column)]) *
+           reinterpret_cast<const float*>(panel)[column / kF8Inputs * kPanel + o];
   const bool nibbles = has_nibbles(m.format);
   const uint8_t* quants = panel + quants_offset(m.format, m.k) + size_t(column / kGroup) * group_quant_bytes(m.format);
   const uint8_t byte = quants[quant_byte(nibbles, o, column % kGroup)];
@@ -318,7 +350,10 @@ float unpacked(const rl_matrix& m, int row, int column) {
                                                             : from_half(reinterpret_cast<const uint16_t*>(at)[index]);
   };
   const float scale = section(panel);
-  const float minimum = has_minima(m.format) ? section(panel + minima_offset(m.format, m.k)) : zero_point(m.format) * scale;
+  const uint8_t* minima = panel + minima_offset(m.format, m.k);
+  const float minimum = has_minima(m.format)  ? section(minima)
+                        : has_zeros(m.format) ? -scale * float(minima[index])
+                                              : zero_point(m.format) * scale;
   return std::fma(scale, float(quant), minimum);
 }
 
@@ -380,6 +415,46 @@ extern "C" int rl_pack_gguf(int32_t number, int32_t format, int32_t n, int32_t k
       writer.write(row, group, g);
     }
   }
+  return 0;
+}
+
+extern "C" int rl_pack_codes(int32_t format, int32_t n, int32_t k, const uint8_t* codes, const float* scales,
+                             const uint8_t* zeros, uint8_t* out) {
+  if ((format != RL_F8 && format != RL_Q4_Z) || (format == RL_Q4_Z) != (zeros != nullptr))
+    return fail("codes are not packed into format " + std::to_string(format) + (zeros ? " with" : " without") + " zero points");
+  const int64_t bytes = rl_packed_bytes(format, n, k);
+  if (bytes < 0) return -1;
+  std::memset(out, 0, size_t(bytes));
+  const int wide = format == RL_F8 ? kF8Inputs : kGroup, groups = (k + wide - 1) / wide;
+  PanelWriter writer(format, k, out);
+  for (int row = 0; row < n; row++)
+    for (int group = 0; group < groups; group++) {
+      const size_t index = size_t(row) * groups + group;
+      const float scale = scales[index];
+      auto refuse = [&](const char* what) {
+        return fail("row " + std::to_string(row) + ", group " + std::to_string(group) + ": " + what);
+      };
+      if (!(std::fabs(scale) <= (format == RL_F8 ? 0x1p118f : 65504.0f))) return refuse("a scale is not finite, or too large");
+      const int first = group * wide, count = std::min(wide, k - first);
+      const uint8_t* from = codes + size_t(row) * k + first;
+      if (format == RL_F8) {
+        uint8_t* panel = out + size_t(row / kPanel) * panel_bytes(format, k);
+        reinterpret_cast<float*>(panel)[group * kPanel + row % kPanel] = scale;
+        for (int i = 0; i < count; i++) {
+          if ((from[i] & 0x7f) == 0x7f) return refuse("a code is NaN");
+          panel[quants_offset(format, k) + f8_byte(row % kPanel, first + i)] = from[i];
+        }
+      } else {
+        if (zeros[index] > 15) return refuse("a zero point above 15");
+        Group g{};
+        g.scale = scale, g.zero = zeros[index];
+        for (int i = 0; i < kGroup; i++) {
+          g.quants[i] = i < count ? from[i] : g.zero;
+          if (g.quants[i] > 15) return refuse("a code above 15");
+        }
+        writer.write(row, group, g);
+      }
+    }
   return 0;
 }
 

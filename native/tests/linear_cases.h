@@ -29,6 +29,7 @@ inline bool expands_to_bytes(const Kernels& kernels) {
   const std::string name = kernels.name;
   return name.rfind("avx512", 0) == 0 || name == "avxvnni";
 }
+inline bool multiplies_bf16(const Kernels& kernels) { return std::string(kernels.name) == "avx512" || std::string(kernels.name) == "amx"; }
 inline bool codes_scales(const Kernels& kernels) { return std::string(kernels.name) == "avx2"; }
 inline bool is_expanded(InputKind kind) { return kind == InputKind::Int8Expanded || kind == InputKind::Int8Coded; }
 
@@ -38,7 +39,9 @@ inline std::vector<InputKind> kinds_of(const Kernels& kernels, int format, bool 
   if (format == RL_F32) return {InputKind::Float};
   if (format == RL_BF16) kinds = {InputKind::Bf16};
   else if (format == RL_Q8_C) kinds = {InputKind::Int16PerRow};
+  else if (format == RL_F8) kinds = {InputKind::Float};
   else kinds = {InputKind::Int8, InputKind::Int16};
+  if (format == RL_F8 && multiplies_bf16(kernels)) kinds.push_back(InputKind::Bf16);
   const bool few_bits = ridgeline::is_four_bit(format) || format == RL_Q6_K;
   if (few_bits && expands_to_bytes(kernels)) kinds.push_back(InputKind::Int8Expanded);
   if (few_bits && codes_scales(kernels)) kinds.push_back(InputKind::Int8Coded);
@@ -131,7 +134,7 @@ inline Expected dot(int format, InputKind kind, const float* w, const std::vecto
     spread += 3.06 * (format == RL_Q8_C || is_expanded(kind) ? row_most : most) * inputs;
   }
   // Floats: a product and a sum for each input. Quantized: exact inside a group, then both parts are rounded and added.
-  const bool by_group = ridgeline::is_quantized(format) && kind != InputKind::Bf16Rows;
+  const bool by_group = ridgeline::is_quantized(format) && format != RL_F8 && kind != InputKind::Bf16Rows;
   const int sums = format == RL_Q6_K ? 2 * groups : groups;  // it has a scale per half group
   return {value, by_group ? (2 * sums + 8) * kUnit * spread : (2 * k + 4) * kUnit * sizes + 1e-30};
 }
@@ -285,7 +288,7 @@ inline void a_broken_scale_breaks_no_other_output(const Kernels& kernels, bool a
       const std::vector<float> x = random_floats(random, size_t(rows) * k), zeros(size_t(rows) * n);
       const Prepared inputs(kernels, format, kind, x, k, rows);
       const std::vector<float> good = multiply(kernels, packed.matrix, inputs, zeros, false);
-      const bool floats = ridgeline::has_float_scales(format) || format == RL_Q8_C;
+      const bool floats = ridgeline::has_float_scales(format) || format == RL_Q8_C || format == RL_F8;
       if (!floats && std::string(kernels.name) == "portable") continue;  // its half precision has no NaN
       const uint32_t nan = floats ? 0x7fc00000u : 0x7e00u;
       std::memcpy(packed.data.data(), &nan, floats ? 4 : 2);  // the first group's, of output 0

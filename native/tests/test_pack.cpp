@@ -115,6 +115,13 @@ void floats_come_back_as_near_as_the_format_allows() {
           // Units are made for the 256 weights: a group's own scale is up to one 63rd (127th) of the largest one's too large.
           if (format == RL_Q4_K) tolerance = (high - low) / 30 + super_size / 500;
           if (format == RL_Q6_K) tolerance = size / 32 + super_size / 4000;  // as Q4_H: the range ends at 31
+          if (format == RL_Q4_Z) tolerance = (high - low) / 15 + size * 0x1p-9;  // the zero point is rounded too
+          if (format == RL_F8) {  // three bits, or half the least subnormal number
+            float block = 0.0f;
+            for (int j = i / 128 * 128; j < std::min(k, i / 128 * 128 + 128); j++)
+              block = std::max(block, std::fabs(source[row * k + j]));
+            tolerance = std::fabs(value) / 16 + block / 448 / 1024;
+          }
           if (format == RL_Q8_H) tolerance = size / 254 + size * 0x1p-10;
           if (format == RL_Q8_FM) tolerance = (high - low) / 510 + size * 1e-6;
           if (format == RL_Q8_C) tolerance = row_size / 254 + row_size * 1e-6;
@@ -247,7 +254,7 @@ void shapes_and_types_that_make_no_sense_are_refused() {
   std::vector<uint8_t> source(4096);
   Aligned<uint8_t> out(4096);
   about("shapes and types");
-  for (int format : {-1, 9, 1000}) CHECK_REFUSED(rl_packed_bytes(format, 16, 32), "format");
+  for (int format : {-1, 11, 1000}) CHECK_REFUSED(rl_packed_bytes(format, 16, 32), "format");
   for (int format : kFormats) {
     CHECK_REFUSED(rl_packed_bytes(format, 0, 32), "shape");
     CHECK_REFUSED(rl_packed_bytes(format, 16, 0), "shape");

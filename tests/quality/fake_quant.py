@@ -27,7 +27,8 @@ from ridgeline.ops.cpu.tables import NormTable
 from ridgeline.ops.inputs import InputRow, StepInputs
 
 PANEL, GROUP, SUPER = 16, 32, 256
-FOUR_BIT = (Format.Q4_H, Format.Q4_HM, Format.Q4_K)
+FOUR_BIT = (Format.Q4_H, Format.Q4_HM, Format.Q4_K, Format.Q4_Z)
+F8_GROUP = 128
 
 Floats = NDArray[np.float32]
 
@@ -68,8 +69,21 @@ def dequantized(matrix: PackedMatrix, *, expanded: bool = False) -> Floats:
         pairs = data.view(np.uint16).reshape(panels, padded // 2, PANEL, 2).transpose(0, 2, 1, 3)
         wide = pairs.reshape(-1, padded)[:n, :k].astype(np.uint32) << 16
         return np.ascontiguousarray(wide).view(np.float32)
+    if matrix.format is Format.F8:
+        return _eight_bit_floats(data, panels, padded)[:n, :k]
     groups = _groups(matrix.format, data, panels, padded)
     return (_as_bytes(groups) if expanded and matrix.format in FOUR_BIT else groups).weights(n, k)
+
+
+def _eight_bit_floats(data: NDArray[np.uint8], panels: int, padded: int) -> Floats:
+    """[k / 128][16] float scales, then [k / 2][16][2] E4M3 numbers."""
+    count = -(-padded // F8_GROUP)
+    scales = np.ascontiguousarray(data[:, : count * PANEL * 4]).view(np.float32).reshape(panels, count, PANEL)
+    codes = data[:, count * PANEL * 4 :][:, : padded * PANEL].reshape(panels, padded // 2, PANEL, 2)
+    rows = np.ascontiguousarray(codes.transpose(0, 2, 1, 3)).reshape(panels * PANEL, padded)
+    values = torch.from_numpy(rows).view(torch.float8_e4m3fn).float().numpy()
+    wide = scales.transpose(0, 2, 1).reshape(panels * PANEL, count).repeat(F8_GROUP, 1)[:, :padded]
+    return np.ascontiguousarray(values * wide)
 
 
 def _groups(format: Format, data: NDArray[np.uint8], panels: int, padded: int) -> Groups:
@@ -97,6 +111,10 @@ def _groups(format: Format, data: NDArray[np.uint8], panels: int, padded: int) -
         return rows.astype(np.float32)
 
     scale = column(0)
+    if format is Format.Q4_Z:
+        zeros = data[:, section : section + count * PANEL].reshape(panels, count, PANEL).transpose(0, 2, 1)
+        quants = data[:, section + -(-count * PANEL // 64) * 64 :]
+        return Groups(_nibbles(quants, panels, padded), scale, -scale * zeros.reshape(-1, count, 1))
     has_minima = format in (Format.Q4_HM, Format.Q8_FM)
     quants = data[:, section * (2 if has_minima else 1) :]
     if format in FOUR_BIT:
@@ -225,6 +243,8 @@ class FakeQuant:
     def _rounded(self, x: Tensor, format: Format) -> Tensor:
         if self.inputs is None or format is Format.F32:
             return x
+        if format is Format.F8:  # floats for one row
+            return x if self.inputs is Inputs.TWO_LIMBS else x.bfloat16().float()
         if format is Format.BF16:
             return x.bfloat16().float()
         if format is Format.Q8_C:

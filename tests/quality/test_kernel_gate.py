@@ -40,6 +40,8 @@ POLICIES = {
     "Q4_0": Format.Q4_H,
     "Q4_K": Format.Q4_K,
     "Q6_K": Format.Q6_K,
+    "Q4_Z": Format.Q4_Z,
+    "fp8": Format.F8,
 }
 VOCAB = 4096  # of SmolLM2, in the models of one layer
 
@@ -77,6 +79,8 @@ def kernel_kl(spec, table, text, inputs, kv_format, isa, *, as_if=None, determin
 
 
 def eight_bit_forms(table, isa):
+    if table.layers[0].qkv.format is Format.F8:  # floats, but for several rows on sets that multiply bf16
+        return [Inputs.ONE_LIMB] if isa in ("amx", "avx512") else [Inputs.TWO_LIMBS]
     expands = isa in ("avx512", "avx512vnni") and table.layers[0].qkv.format in FOUR_BIT
     return [Inputs.ONE_LIMB, *([Inputs.EXPANDED] if expands else [])]
 

@@ -108,7 +108,9 @@ inline void load_scale(const uint8_t* panel, size_t minima, int index, F* scale,
     *minimum = load(reinterpret_cast<const float*>(panel + minima) + index);
   } else {
     *scale = load_half(reinterpret_cast<const uint16_t*>(panel) + index);
-    if constexpr (kFormat == RL_Q4_HM)
+    if constexpr (kFormat == RL_Q4_Z)
+      *minimum = mul(*scale, sub(zero(), load_unsigned(panel + minima + index)));
+    else if constexpr (kFormat == RL_Q4_HM)
       *minimum = load_half(reinterpret_cast<const uint16_t*>(panel + minima) + index);
     else  // only where weights are expanded; the byte kernels add the offset to q
       *minimum = mul(*scale, set(kFormat == RL_Q4_H ? -8.0f : -128.0f));
@@ -233,6 +235,7 @@ TileKernel tile_kernel(int format, bool two_limbs) {
     case RL_BF16: return bf16_tile<R>;
     case RL_Q4_H: return two_limbs ? quantized_tile<R, RL_Q4_H, true> : quantized_tile<R, RL_Q4_H, false>;
     case RL_Q4_HM: return two_limbs ? quantized_tile<R, RL_Q4_HM, true> : quantized_tile<R, RL_Q4_HM, false>;
+    case RL_Q4_Z: return two_limbs ? quantized_tile<R, RL_Q4_Z, true> : quantized_tile<R, RL_Q4_Z, false>;
     case RL_Q4_K: return two_limbs ? quantized_tile<R, RL_Q4_K, true> : quantized_tile<R, RL_Q4_K, false>;
     case RL_Q8_H: return two_limbs ? quantized_tile<R, RL_Q8_H, true> : quantized_tile<R, RL_Q8_H, false>;
     case RL_Q8_FM: return two_limbs ? quantized_tile<R, RL_Q8_FM, true> : quantized_tile<R, RL_Q8_FM, false>;

@@ -6,7 +6,7 @@
 // multiplied with both limbs of the inputs.
 #pragma once
 #include "amx.h"
-#include "linear.h"
+#include "linear_f8.h"
 
 namespace {
 
@@ -25,7 +25,7 @@ inline bool amx_pays(int format, int rows) {
 }
 
 inline size_t bf16_panel_bytes(int k) { return size_t(k) * kPanel * 2; }
-inline size_t panel_scratch_bytes(int k) { return 2 * bf16_panel_bytes(k) + 4 * kTile * kPanel * 4; }
+inline size_t panel_scratch_bytes(int k) { return std::max(2 * bf16_panel_bytes(k) + 4 * kTile * kPanel * 4, f8_scratch_bytes()); }
 
 inline I bf16_pair(F even, F odd) {
   const I half = set_int(0x8000);  // to nearest; a tie's direction does not matter here
@@ -61,6 +61,16 @@ void expand_panel(const uint8_t* panel, int k, uint8_t* out) {
   }
 }
 
+inline void expand_f8_panel(const uint8_t* panel, int k, uint8_t* out) {
+  const uint8_t* codes = panel + ridgeline::quants_offset(RL_F8, k);
+  for (int i = 0; i < k; i += 2, codes += 2 * kPanel, out += 64) {
+    const F scale = mul(load(reinterpret_cast<const float*>(panel) + i / kF8Inputs * kPanel), set(kF8Factor));
+    F even[1], odd[1];
+    decode_floats(codes, even, odd);
+    _mm512_store_si512(out, bf16_pair(mul(even[0], scale), mul(odd[0], scale)));
+  }
+}
+
 // A panel as bf16 tiles: where it lies, or expanded into `scratch`.
 inline const uint8_t* bf16_panel(const rl_matrix& m, int index, int k, uint8_t* scratch) {
   const uint8_t* panel = m.data + size_t(index) * ridgeline::panel_bytes(m.format, m.k);
@@ -68,7 +78,9 @@ inline const uint8_t* bf16_panel(const rl_matrix& m, int index, int k, uint8_t* 
     case RL_BF16: return panel;
     case RL_Q4_H: expand_panel<RL_Q4_H>(panel, k, scratch); break;
     case RL_Q4_HM: expand_panel<RL_Q4_HM>(panel, k, scratch); break;
+    case RL_Q4_Z: expand_panel<RL_Q4_Z>(panel, k, scratch); break;
     case RL_Q4_K: expand_panel<RL_Q4_K>(panel, k, scratch); break;
+    case RL_F8: expand_f8_panel(panel, k, scratch); break;
     case RL_Q8_H: expand_panel<RL_Q8_H>(panel, k, scratch); break;
     default: expand_panel<RL_Q8_FM>(panel, k, scratch); break;
   }

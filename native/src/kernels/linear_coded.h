@@ -164,6 +164,7 @@ inline void coded_panel_product(const rl_matrix& m, int panel, const Inputs& in,
     const int last = std::min(groups, g + kSliceGroups);
     if (m.format == RL_Q4_H) expand_slice<RL_Q4_H>(data, in.k, g, last, scratch);
     else if (m.format == RL_Q4_HM) expand_slice<RL_Q4_HM>(data, in.k, g, last, scratch);
+    else if (m.format == RL_Q4_Z) expand_slice<RL_Q4_Z>(data, in.k, g, last, scratch);
     else if (m.format == RL_Q6_K) expand_slice<RL_Q6_K>(data, in.k, g, last, scratch);
     else expand_slice<RL_Q4_K>(data, in.k, g, last, scratch);
     for (int tile = first; tile < end; tile++) {

@@ -166,6 +166,7 @@ inline void expanded_panel_product(const rl_matrix& m, int panel, const Inputs& 
   const float* bias = m.bias ? m.bias + panel * kPanel : nullptr;
   if (m.format == RL_Q4_H) expand_to_bytes<RL_Q4_H>(data, in.k, scratch);
   else if (m.format == RL_Q4_HM) expand_to_bytes<RL_Q4_HM>(data, in.k, scratch);
+  else if (m.format == RL_Q4_Z) expand_to_bytes<RL_Q4_Z>(data, in.k, scratch);
   else if (m.format == RL_Q6_K) expand_six_bits(data, in.k, scratch);
   else expand_to_bytes<RL_Q4_K>(data, in.k, scratch);
   for (int tile = first; tile < end; tile++)

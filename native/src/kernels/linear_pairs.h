@@ -271,6 +271,7 @@ PairKernel pair_kernel(int format, bool two_limbs) {
   switch (format) {
     case RL_Q4_H: return two_limbs ? pair_tile<R, RL_Q4_H, true> : pair_tile<R, RL_Q4_H, false>;
     case RL_Q4_HM: return two_limbs ? pair_tile<R, RL_Q4_HM, true> : pair_tile<R, RL_Q4_HM, false>;
+    case RL_Q4_Z: return two_limbs ? pair_tile<R, RL_Q4_Z, true> : pair_tile<R, RL_Q4_Z, false>;
     case RL_Q4_K: return two_limbs ? pair_tile<R, RL_Q4_K, true> : pair_tile<R, RL_Q4_K, false>;
     case RL_Q8_H: return two_limbs ? pair_tile<R, RL_Q8_H, true> : pair_tile<R, RL_Q8_H, false>;
 #if defined(RL_ADDS_PAIRS)

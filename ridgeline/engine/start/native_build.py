@@ -159,7 +159,7 @@ def units_for(packed: PackedDecoder) -> tuple[Peak, ...]:
     format = packed.main_format
     if format is Format.F32:
         return (Peak.F32,)
-    return (Peak.BF16, Peak.F32) if format is Format.BF16 else (Peak.INT8, Peak.F32)
+    return (Peak.BF16, Peak.F32) if format in (Format.BF16, Format.F8) else (Peak.INT8, Peak.F32)
 
 
 def decode_step(rows: int) -> StepArrays:

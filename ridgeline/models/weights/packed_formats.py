@@ -2,8 +2,9 @@
 
 "auto" keeps the stored precision, in the smallest format that holds all of a matrix's tensors without loss.
 K-quants with scales per 16 weights have no such format, except Q6_K on some instruction sets. They and other
-types of up to 4 bits become 8-bit groups of 32, whose rounding error is a small part of the type's own; FP8
-becomes bfloat16, because the smallest weights of a group would lose more than their own rounding in 8 bits.
+types of up to 4 bits become 8-bit groups of 32, whose rounding error is a small part of the type's own. FP8
+with scales for fewer than 128 weights, and beside 16-bit tensors, becomes bfloat16: the smallest weights of a
+group would lose more than their own rounding in 8-bit integers.
 Called by `packing`; does not read files or bytes.
 """
 
@@ -25,9 +26,15 @@ FORMAT_NAMES = {
     Format.Q8_H: "int8",
     Format.Q8_FM: "int8 with minima",
     Format.Q8_C: "int8 per channel",
+    Format.F8: "FP8",
+    Format.Q4_Z: "int4 with zero points",
 }
 
-_SMALLEST_FIRST = (Format.Q4_H, Format.Q4_HM, Format.Q4_K, Format.Q6_K, Format.Q8_H, Format.Q8_FM)
+_SMALLEST_FIRST = (
+    *(Format.Q4_H, Format.Q4_Z, Format.Q4_HM, Format.Q4_K),
+    *(Format.Q6_K, Format.F8, Format.Q8_H, Format.Q8_FM),
+)
+CODES = "codes"  # in LOSSLESS: packed as codes, scales and zero points, not from blocks
 # The instruction sets that multiply six bits at least as fast as eight (ARM: by the number of
 # instructions, not timed). The others round Q6_K to 8 bits.
 SIX_BIT_ISAS = ("avx2", "avxvnni", "avx512vnni", "avx512", "neon", "dotprod", "i8mm")
@@ -47,6 +54,8 @@ LOSSLESS: dict[str, dict[Format, str]] = {
     "IQ4_NL": {Format.Q8_H: "Q8_0"},
     "TQ1_0": {Format.Q4_H: "Q4_0"},
     "TQ2_0": {Format.Q4_H: "Q4_0"},
+    "Q4_Z": {Format.Q4_Z: CODES},
+    "FP8": {Format.F8: CODES},
 }
 _CODEBOOKS = ("IQ1_M", "IQ1_S", "IQ2_S", "IQ2_XS", "IQ2_XXS", "IQ3_S", "IQ3_XXS", "IQ4_XS")
 # With a rounding finer than the type's own, or (Q8_0 next to types with minima) as the best available.
@@ -60,7 +69,7 @@ _NEARLY: dict[str, tuple[Format, ...]] = {
 }
 _EXACT_FLOATS: dict[Format, tuple[str, ...]] = {
     Format.BF16: ("BF16", "MXFP4"),
-    Format.F32: ("F32", "F16", "BF16", *LOSSLESS, *_NEARLY, "FP8", "INT8"),
+    Format.F32: ("F32", "F16", "BF16", *LOSSLESS, *_NEARLY, "FP8_OTHER", "INT8"),
 }
 
 
@@ -82,7 +91,7 @@ def choose_format(policy: str, stored: Collection[str], *, outermost: bool, isa:
         return Format.Q8_C
     if policy == "int4":
         kept = _kept(stored, isa)  # four bits already: quantizing again could only lose precision
-        return kept if kept in (Format.Q4_H, Format.Q4_K) else Format.Q4_HM
+        return kept if kept in (Format.Q4_H, Format.Q4_K, Format.Q4_Z) else Format.Q4_HM
     raise ValueError(f"unknown weights setting {policy!r}; use one of {', '.join(POLICIES)}")
 
 

@@ -17,14 +17,14 @@ from numpy.typing import NDArray
 from ridgeline.models.errors import BrokenModel
 from ridgeline.models.files.gguf import BLOCK_SIZES, TENSOR_TYPES
 from ridgeline.models.files.gguf_scales import check_scales
-from ridgeline.models.quantized.blocks import BlockForm, block_form, block_rows, float_rows
+from ridgeline.models.quantized.blocks import BlockForm, block_form, block_rows, code_rows, float_rows
 from ridgeline.models.quantized.packings import StoredMatrix
 from ridgeline.models.weights.checkpoint import TensorSource, not_finite, stored_bytes
 from ridgeline.models.weights.dequant import Bytes, Floats, dequantize
 from ridgeline.models.weights.layout import Piece
 from ridgeline.models.weights.mxfp4 import ROUNDED_STEPS
 from ridgeline.models.weights.mxfp4 import TYPE as MXFP4
-from ridgeline.models.weights.packed_formats import FORMAT_NAMES, LOSSLESS, choose_format, is_lossless
+from ridgeline.models.weights.packed_formats import CODES, FORMAT_NAMES, LOSSLESS, choose_format, is_lossless
 from ridgeline.models.weights.packed_plan import PADDING, PANEL_ROWS, Fused, Rows
 from ridgeline.models.weights.places import Place
 from ridgeline.models.weights.reblock import reblock
@@ -45,6 +45,8 @@ _LARGEST = {
     Format.Q8_H: 127 * _LARGEST_HALF,
     Format.Q8_FM: 1e38,
     Format.Q8_C: 1e38,
+    Format.Q4_Z: _LARGEST_HALF,
+    Format.F8: 1e37,
 }
 
 
@@ -68,19 +70,12 @@ def _part(source: TensorSource, piece: Piece, place: Place) -> Part:
     return Part(place.name, form.type, matrix, form, piece.shape[0], stored, place.rows)
 
 
-def _alike(parts: list[Part], four_bits: bool) -> list[Part]:
-    """Matrices with zero points beside other types: in 8 bits without minima, which hold all of them.
-
-    four_bits: in 4 bits, with minima that may be rounded, if that holds all of them.
-    """
-    if all(part.type == "Q4_1" for part in parts):
-        return parts
-    if four_bits and all(part.type == "Q4_1" or part.form.minima for part in parts):
-        return [replace(part, type="Q4_1") for part in parts]
-    return [
-        replace(part, type="Q8_0") if part.matrix is not None and part.type == "Q4_1" else part
-        for part in parts
-    ]
+def _alike(parts: list[Part]) -> list[Part]:
+    """Matrices with zero points hold those without as well; beside other types they are in 8 bits."""
+    if all(part.matrix is not None and part.type in ("Q4_0", "Q4_Z") for part in parts):
+        zeros = any(part.type == "Q4_Z" for part in parts)
+        return [replace(part, type="Q4_Z") for part in parts] if zeros else parts
+    return [replace(part, type="Q8_0") if part.type == "Q4_Z" else part for part in parts]
 
 
 class FusedMatrix:
@@ -89,7 +84,7 @@ class FusedMatrix:
     def __init__(self, fused: Fused, source: TensorSource, places: dict[Piece, Place], policy: str) -> None:
         self.name, self.n, self.k = fused.name, fused.n, fused.k
         parts = [_part(source, piece, places[piece]) for piece in fused.parts]
-        self.parts = _alike(parts, four_bits=policy == "int4" and not fused.is_outermost)
+        self.parts = _alike(parts)
         stored = [part.type for part in self.parts]
         self.format = (
             Format.F32
@@ -129,7 +124,27 @@ class FusedMatrix:
             middle = first + max(1, len(rows) // 2 // PANEL_ROWS) * PANEL_ROWS
             return np.concatenate([self.pack(first, middle), self.pack(middle, last)])
         target = targets.pop() if len(targets) == 1 else None
-        return self._packed_floats(rows, used) if target is None else self._packed_blocks(rows, used, target)
+        if target is None:
+            return self._packed_floats(rows, used)
+        return self._packed_codes(rows, used) if target == CODES else self._packed_blocks(rows, used, target)
+
+    def _packed_codes(self, rows: Rows, used: Sequence[int]) -> Bytes:
+        """From codes, scales and zero points. Padding has a scale of zero."""
+        group = library.F8_GROUP if self.format is Format.F8 else library.GROUP_SIZE
+        codes = np.zeros((len(rows), self.k), np.uint8)
+        scales = np.zeros((len(rows), -(-self.k // group)), np.float32)
+        zeros = None if self.format is Format.F8 else np.zeros(scales.shape, np.uint8)
+        for index in used:
+            part, inside = self.parts[index], self._inside(rows, index)
+            assert part.matrix is not None
+            found = code_rows(part.matrix, part.type, self._wanted(rows[inside], index))
+            codes[inside], scales[inside] = found.codes, found.scales
+            if zeros is not None:
+                zeros[inside] = found.zeros
+        try:
+            return library.pack_codes(self.format, codes, scales, zeros).data
+        except library.NativeError as error:
+            raise self._refused(used, error) from error
 
     def _packed_blocks(self, rows: Rows, used: Sequence[int], target: str) -> Bytes:
         """From blocks of the GGUF type `target`. Padding is zero bytes, which mean zero in every type."""
@@ -235,7 +250,5 @@ def _change(part: Part, matrix: FusedMatrix) -> str:
         return ""
     if exact:
         return "expanded, with the same values, to"
-    rounded = ["scales"] * part.form.rounded_scales
-    rounded += ["minima"] * (part.type == "Q4_1" and part.form.minima)
-    kept = f"{' and '.join(rounded)} rounded to float16" if rounded else "the same values"
+    kept = "scales rounded to float16" if part.form.rounded_scales else "the same values"
     return f"repacked, with {kept}, as"

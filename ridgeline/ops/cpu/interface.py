@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
-ABI_VERSION = 7  # RL_ABI_VERSION
+ABI_VERSION = 8  # RL_ABI_VERSION
 ALIGNMENT = 64  # bytes; of every packed matrix
 
 _SUFFIX = "dylib" if platform.system() == "Darwin" else "so"
@@ -44,6 +44,8 @@ class Format(IntEnum):
     Q8_FM = 6
     Q8_C = 7
     Q6_K = 8
+    F8 = 9
+    Q4_Z = 10
 
 
 class KvFormat(IntEnum):
@@ -285,6 +287,7 @@ _FUNCTIONS: dict[str, tuple[Any, list[Any]]] = {
     "rl_packed_bytes": (c_int64, [c_int32, c_int32, c_int32]),
     "rl_pack_float": (c_int32, [c_int32, c_int32, c_int32, c_void_p, c_void_p]),
     "rl_pack_gguf": (c_int32, [*[c_int32] * 4, c_void_p, c_int32, c_void_p, c_void_p]),
+    "rl_pack_codes": (c_int32, [*[c_int32] * 3, *[c_void_p] * 4]),
     "rl_unpack": (c_int32, [POINTER(CMatrix), c_int32, c_int32, c_void_p]),
     "rl_model_create": (c_void_p, [POINTER(CDecoder), c_char_p, c_int32]),
     "rl_model_free": (None, [c_void_p]),

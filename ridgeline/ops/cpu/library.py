@@ -35,6 +35,7 @@ from ridgeline.ops.cpu.interface import (
 )
 from ridgeline.ops.cpu.matrices import (
     BLOCK_TOKENS,
+    F8_GROUP,
     GGUF_TYPES,
     GROUP_SIZE,
     PANEL_ROWS,
@@ -44,6 +45,7 @@ from ridgeline.ops.cpu.matrices import (
     Ints,
     PackedMatrix,
     aligned_bytes,
+    pack_codes,
     pack_float,
     pack_gguf,
     packed_bytes,
@@ -59,11 +61,11 @@ from ridgeline.ops.cpu.tables import (
 )
 
 __all__ = [
-    "ABI_VERSION", "ALIGNMENT", "BLOCK_TOKENS", "GGUF_TYPES", "GROUP_SIZE", "ISA_VARIABLE", "LIBRARY_PATH",
+    "ABI_VERSION", "ALIGNMENT", "BLOCK_TOKENS", "F8_GROUP", "GGUF_TYPES", "GROUP_SIZE", "ISA_VARIABLE", "LIBRARY_PATH",
     "PANEL_ROWS", "Activation", "Bytes", "DecoderTable", "ExpertsTable", "FfnKind", "Floats", "Format",
     "GgufBlocks", "Ints", "KvFormat", "LayerTable", "NativeDecoder", "NativeError", "NativeUnavailable",
     "NormKind", "NormTable", "PackedMatrix", "Peak", "QkNorm", "Scores", "aligned_bytes", "available_isas",
-    "choose_isa", "load", "measure_peak", "measure_read", "measure_read_of", "pack_float", "pack_gguf",
+    "choose_isa", "load", "measure_peak", "measure_read", "measure_read_of", "pack_codes", "pack_float", "pack_gguf",
     "packed_bytes", "unpack",
 ]  # fmt: skip
 

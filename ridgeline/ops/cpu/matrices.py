@@ -30,6 +30,7 @@ Ints = NDArray[np.int32]
 BLOCK_TOKENS = 16  # RL_BLOCK_TOKENS: tokens of a KV block
 PANEL_ROWS = 16  # RL_PANEL: adjacent output rows in a packed matrix
 GROUP_SIZE = 32  # RL_GROUP: weights of a row that share a scale
+F8_GROUP = 128  # the same of FP8
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,6 +137,26 @@ def pack_gguf(
     packed = address(source, np.uint8, source.shape, "the blocks to pack")
     call("rl_pack_gguf", gguf_type, blocks.format, n, k, packed, source_rows, rows, data.ctypes.data)
     return PackedMatrix(n, k, blocks.format, data, bias)
+
+
+def pack_codes(format: Format, codes: Bytes, scales: Floats, zeros: Bytes | None = None) -> PackedMatrix:
+    """Pack codes [n, k] as they are.
+
+    F8:   E4M3 numbers, scales [n, k / 128 rounded up], no zeros
+    Q4_Z: 0 … 15, scales that float16 holds and zeros of 0 … 15, both [n, k / 32 rounded up]
+    """
+    n, k = codes.shape
+    groups = -(-k // (F8_GROUP if format == Format.F8 else GROUP_SIZE))
+    data = _target(None, format, n, k)
+    call(
+        "rl_pack_codes",
+        *(format, n, k),
+        address(codes, np.uint8, (n, k), "the codes to pack"),
+        address(scales, np.float32, (n, groups), "their scales"),
+        None if zeros is None else address(zeros, np.uint8, (n, groups), "their zero points"),
+        data.ctypes.data,
+    )
+    return PackedMatrix(n, k, Format(format), data)
 
 
 def unpack(matrix: PackedMatrix, first: int = 0, count: int | None = None) -> Floats:
