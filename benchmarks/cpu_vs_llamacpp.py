@@ -18,6 +18,7 @@ import os
 import signal
 import sys
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -27,7 +28,8 @@ from rich.console import Console
 from versus.bench import Bench, machine
 from versus.comparison import table_of
 from versus.engine_rows import ComparedModel, engine_rows
-from versus.peer_llamacpp import FORMATS, find
+from versus.peer_llamacpp import FORMATS, LlamaCpp, find
+from versus.quantized_files import kind_of, write_folder
 from versus.random_gguf import GRANITE_MOE, TINYLLAMA, write_random_gguf
 from versus.server_rows import http_rows, process_rows
 
@@ -109,6 +111,44 @@ def compared_models(smollm2: dict[str, Path], bars: Bars = AVX512) -> list[Compa
     ]
 
 
+# A checkpoint's kind → the peer's types of as many bits. llama.cpp reads no safetensors; its file has the same
+# embedding in bfloat16, which is the head of both models.
+PUBLISHED = {"gptq": ("Q4_0",), "awq": ("Q4_1", "Q4_K_S"), "fp8": ("Q8_0",)}
+
+
+def published_models(peer: LlamaCpp, smollm2: Path) -> list[ComparedModel]:
+    """Checkpoints of GPTQ, AWQ and FP8 tools, beside llama.cpp's best file of as many bits."""
+    folder = cache_dir() / "bench" / "published"
+
+    def compared(name: str, title: str, source: Callable[[], Path], group: int, kind: str, bar: float) -> ComparedModel:
+        def files() -> dict[str, Path]:
+            return {
+                format: peer.quantize(source(), folder / f"{name}-{format}.gguf", format, "bf16")
+                for format in PUBLISHED[kind]
+                if name != "smollm2" or not format.endswith("_S")  # its rows are not whole groups of 256
+            }
+
+        return ComparedModel(
+            f"{kind}.{name}",
+            f"{title}, {kind.upper()}; llama.cpp: a GGUF file of as many bits",
+            files,
+            {1: bar, 8: 2.2},
+            prefill_bar=2.5,
+            is_large=True,
+            ours=lambda: write_folder(source(), folder / f"{name}-{kind}", kind_of(kind, group)),
+        )
+
+    qwen = lambda: ensure("qwen2.5-coder-1.5b").path  # noqa: E731
+    return [
+        model
+        for kind in PUBLISHED
+        for model in (
+            compared("smollm2", "SmolLM2-135M", lambda: smollm2, 64, kind, 1.5),
+            compared("qwen-coder", "Qwen2.5-Coder-1.5B", qwen, 128, kind, 1.0),
+        )
+    ]
+
+
 def prepare(args: argparse.Namespace, console: Console) -> Bench:
     """The peer and the models; SystemExit with the way to get a llama.cpp when there is none."""
     peer = find(args.llama_cpp, compute_threads())
@@ -146,7 +186,8 @@ def main() -> None:
     parser.add_argument("--tune", action="store_true", help="look for the peer's best flags again")
     parser.add_argument(
         "--only", action="append", metavar="KEY",
-        help="rows whose key begins so: smollm2.decode.8, http, start, memory, tinyllama, qwen-coder, moe",
+        help="rows whose key begins so: smollm2.decode.8, http, start, memory, tinyllama, qwen-coder, moe, gptq, awq, "
+        "fp8.smollm2",
     )  # fmt: skip
     parser.add_argument(
         "--all", action="store_true", help="every row; without it: SmolLM2, HTTP, start, the 1.5B model"
@@ -166,7 +207,8 @@ def main() -> None:
     bars, started = bars_of(bench.isa), time.monotonic()
     console.log(f"peer: {bench.peer.version()}; machine: {machine()}; instruction set: {bench.isa}")
     rows = []
-    for model in compared_models(bench.smollm2, bars):
+    published = published_models(bench.peer, bench.smollm2["Q4_1"])
+    for model in [*compared_models(bench.smollm2, bars), *published]:
         part = engine_rows(bench, model)
         if model.name == "smollm2":
             part += http_rows(bench, bars.http_output, bars.ttft_warm)

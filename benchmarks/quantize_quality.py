@@ -32,66 +32,6 @@ os.environ.setdefault("ONEDNN_MAX_CPU_ISA", "AVX512_CORE_FP16")
 
 WIKITEXT = Path(__file__).resolve().parents[2] / "shared" / "data" / "wikitext-2"
 FEWEST_TEXTS = 4
-# By family: what its config.json needs besides the sizes.
-FAMILIES = {
-    "llama": {"architectures": ["LlamaForCausalLM"], "model_type": "llama"},
-    "qwen2": {"architectures": ["Qwen2ForCausalLM"], "model_type": "qwen2"},
-}
-
-
-def as_folder(file: Path, folder: Path) -> Path:
-    """A GGUF model's weights in bfloat16, in Hugging Face's layout, with its tokenizer."""
-    import numpy as np
-
-    from ridgeline.models.files.gguf import GgufFile
-    from ridgeline.models.files.safetensors_writer import write_safetensors
-    from ridgeline.models.quantized.numbers import to_bfloat16
-    from ridgeline.models.quantized.packings import StoredTensor
-    from ridgeline.models.spec.families import FAMILIES as KNOWN
-    from ridgeline.models.spec.read_spec import read_spec
-    from ridgeline.models.text.gguf_tokenizer import read_gguf_tokenizer
-    from ridgeline.models.weights.checkpoint import checked_places, float_chunks, open_source
-    from ridgeline.models.weights.places import find_places
-
-    if (folder / "config.json").is_file():
-        return folder
-    folder.mkdir(parents=True, exist_ok=True)
-    spec = read_spec(file)
-    source = open_source(file, spec)
-    names = KNOWN[spec.family].hf_names
-    rope = spec.attentions[0].rope
-    assert rope is not None
-    ours = find_places(spec, names, names.prefixes[0], names.heads[0])
-    tensors = {}
-    for piece, place in checked_places(source, spec, file).items():
-        bits = np.concatenate([to_bfloat16(values) for _, values in float_chunks(source, piece, place)])
-        tensors[ours[piece].name] = StoredTensor("BF16", piece.shape, bits.view(np.uint8))
-    write_safetensors(folder / "model.safetensors", tensors)
-    parts = read_gguf_tokenizer(GgufFile(file).metadata, str(file))
-    parts.backend.save(str(folder / "tokenizer.json"))
-    settings = {**parts.special_tokens, "chat_template": parts.chat_template}
-    (folder / "tokenizer_config.json").write_text(json.dumps(settings))
-    mixer, ffn = spec.attentions[0], spec.ffn_size
-    config = {
-        **FAMILIES[spec.family],
-        "hidden_size": spec.hidden_size,
-        "intermediate_size": ffn,
-        "num_hidden_layers": spec.num_layers,
-        "num_attention_heads": mixer.heads,
-        "num_key_value_heads": mixer.kv_heads,
-        "vocab_size": spec.vocab_size,
-        "max_position_embeddings": spec.max_context,
-        "rms_norm_eps": spec.norm.eps,
-        "rope_theta": rope.theta,
-        "hidden_act": "silu",
-        "tie_word_embeddings": spec.tied_embeddings,
-        "bos_token_id": spec.bos_id,
-        "eos_token_id": list(spec.eos_ids),
-        "torch_dtype": "bfloat16",
-    }
-    (folder / "config.json").write_text(json.dumps(config, indent=2))
-    return folder
-
 
 def measure(model: Path, method: str, args: argparse.Namespace, folder: Path) -> dict[str, Any]:
     from ridgeline.lab.quantize.driver import close, prepare, quantize
@@ -152,11 +92,12 @@ def main() -> None:
     args = parser.parse_args()
 
     from ridgeline.models.files.pull import ensure
+    from versus.quantized_files import write_folder
 
     with tempfile.TemporaryDirectory() as temporary:
         folder = args.folder or Path(temporary)
         path = ensure(args.model).path
-        model = path if path.is_dir() else as_folder(path, folder / "reference")
+        model = path if path.is_dir() else write_folder(path, folder / "reference")
         rows = []
         print(
             f"{args.model}, {args.to}, groups of {args.group}, {args.samples} × {args.length} tokens of text"

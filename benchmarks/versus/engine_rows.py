@@ -30,6 +30,7 @@ class ComparedModel:
     decode_bars: dict[int, float]  # by number of streams
     prefill_bar: float
     is_large: bool = False
+    ours: Callable[[], Path] | None = None  # a file that the peer cannot read; `files` are then the peer's alone
     least_percent_of_limit: float | None = None  # decode, 1 stream
     prefill_percent_of_limit: float | None = None
 
@@ -71,7 +72,7 @@ def engine_rows(bench: Bench, model: ComparedModel) -> list[Row]:
     if not rows:
         return []
     name, files = model.name, model.files()
-    ours_path = next(iter(files.values()))
+    ours_path = model.ours() if model.ours else next(iter(files.values()))
 
     def peer_rate(row: Row, variant: Variant) -> float:
         file = files[variant.format]

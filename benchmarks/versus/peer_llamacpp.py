@@ -81,12 +81,16 @@ class LlamaCpp:
         done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
         return None if done.returncode else done.stdout.strip() == "1"
 
-    def quantize(self, source: Path, target: Path, format: str) -> Path:
-        """Requantizes an already quantized file where needed: speed is compared here, not quality."""
+    def quantize(self, source: Path, target: Path, format: str, embedding: str = "") -> Path:
+        """Requantizes an already quantized file where needed: speed is compared here, not quality.
+
+        embedding: the type of the embedding, which is also the head of a model with tied embeddings
+        """
         if not target.exists():
             target.parent.mkdir(parents=True, exist_ok=True)
             partial = target.with_suffix(".partial")
-            self._run("llama-quantize", "--allow-requantize", str(source), str(partial), format)
+            kept = ("--token-embedding-type", embedding) if embedding else ()
+            self._run("llama-quantize", "--allow-requantize", *kept, str(source), str(partial), format)
             partial.rename(target)
         return target
 

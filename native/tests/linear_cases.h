@@ -190,7 +190,8 @@ inline std::vector<float> expanded_weights(const Kernels& kernels, const Packed&
   for (int o = 0; o < c.n; o++) {
     double most = 0;
     for (int i = 0; i < c.k; i++) most = std::max(most, std::fabs(double(w[size_t(o) * c.k + i])));
-    const double step = 1.07 * most / 127;  // a group's range reaches a 15th beyond its weights at the worst
+    // A group's range reaches a 15th beyond its weights at the worst; with a zero point, which is rounded, a seventh.
+    const double step = (c.format == RL_Q4_Z ? 1.15 : 1.07) * most / 127;
     for (int i = 0; i < c.k; i++) {
       about("%s expanded, [%d, %d], output %d, input %d, seed %llu", format_name(c.format), c.n, c.k, o, i,
             static_cast<unsigned long long>(c.seed));
