@@ -23,12 +23,12 @@ enum rl_format {
   RL_Q4_H = 2,  /* 4 bits, half-precision scale per group, minimum = -8 · scale (GGUF Q4_0) */
   RL_Q4_HM = 3, /* 4 bits, half-precision scale and minimum per group (GGUF Q4_1) */
   RL_Q4_K = 4,  /* 4 bits, 6-bit scale and minimum per group, half-precision units of them per 256 (GGUF Q4_K) */
-  RL_Q8_H = 5,  /* 8 bits, half-precision scale per group, minimum = -128 · scale (GGUF Q8_0) */
-  RL_Q8_FM = 6, /* 8 bits, float scale and minimum per group (GGUF Q5_*) */
-  RL_Q8_C = 7,  /* 8 bits, float scale per output row (per channel), minimum = -128 · scale */
-  RL_Q6_K = 8,  /* 6 bits, 8-bit scale per 16, half-precision unit of it per 256, minimum = -32 · scale (GGUF Q6_K) */
-  RL_F8 = 9,    /* 8-bit floats (E4M3), float scale per 128 weights of a row */
-  RL_Q4_Z = 10, /* 4 bits, half-precision scale and a zero point per group, minimum = -zero · scale (AWQ, GPTQ) */
+  RL_Q4_Z = 5,  /* 4 bits, half-precision scale and a zero point per group, minimum = -zero · scale (AWQ, GPTQ) */
+  RL_Q8_H = 6,  /* 8 bits, half-precision scale per group, minimum = -128 · scale (GGUF Q8_0) */
+  RL_Q8_FM = 7, /* 8 bits, float scale and minimum per group (GGUF Q5_*) */
+  RL_Q8_C = 8,  /* 8 bits, float scale per output row (per channel), minimum = -128 · scale */
+  RL_Q6_K = 9,  /* 6 bits, 8-bit scale per 16, half-precision unit of it per 256, minimum = -32 · scale (GGUF Q6_K) */
+  RL_F8 = 10,   /* 8-bit floats (E4M3), float scale per 128 weights of a row */
 };
 
 enum rl_kv_format {

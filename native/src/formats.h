@@ -35,9 +35,9 @@ constexpr int kMaxHeadDim = 256;
 constexpr int round_up(int value, int multiple) { return (value + multiple - 1) / multiple * multiple; }
 constexpr size_t round_up64(size_t bytes) { return (bytes + 63) / 64 * 64; }
 
-inline bool known_format(int format) { return format >= RL_F32 && format <= RL_Q4_Z; }
+inline bool known_format(int format) { return format >= RL_F32 && format <= RL_F8; }
 inline bool is_quantized(int format) { return format >= RL_Q4_H; }
-constexpr bool is_four_bit(int format) { return (format >= RL_Q4_H && format <= RL_Q4_K) || format == RL_Q4_Z; }
+constexpr bool is_four_bit(int format) { return format >= RL_Q4_H && format <= RL_Q4_Z; }
 inline bool has_float_scales(int format) { return format == RL_Q8_FM; }
 inline bool has_minima(int format) { return format == RL_Q4_HM || format == RL_Q4_K || format == RL_Q8_FM; }
 inline bool has_zeros(int format) { return format == RL_Q4_Z; }

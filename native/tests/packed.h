@@ -4,10 +4,10 @@
 
 #include "check.h"
 
-const int kFormats[] = {RL_F32, RL_BF16, RL_Q4_H, RL_Q4_HM, RL_Q4_K, RL_Q8_H, RL_Q8_FM, RL_Q8_C, RL_Q6_K, RL_F8, RL_Q4_Z};
+const int kFormats[] = {RL_F32, RL_BF16, RL_Q4_H, RL_Q4_HM, RL_Q4_K, RL_Q4_Z, RL_Q8_H, RL_Q8_FM, RL_Q8_C, RL_Q6_K, RL_F8};
 const char* const kKvNames[] = {"F32", "BF16", "INT8", "INT4"};
 inline const char* format_name(int format) {
-  const char* const names[] = {"F32", "BF16", "Q4_H", "Q4_HM", "Q4_K", "Q8_H", "Q8_FM", "Q8_C", "Q6_K", "F8", "Q4_Z"};
+  const char* const names[] = {"F32", "BF16", "Q4_H", "Q4_HM", "Q4_K", "Q4_Z", "Q8_H", "Q8_FM", "Q8_C", "Q6_K", "F8"};
   return names[format];
 }
 

@@ -40,12 +40,12 @@ class Format(IntEnum):
     Q4_H = 2
     Q4_HM = 3
     Q4_K = 4
-    Q8_H = 5
-    Q8_FM = 6
-    Q8_C = 7
-    Q6_K = 8
-    F8 = 9
-    Q4_Z = 10
+    Q4_Z = 5
+    Q8_H = 6
+    Q8_FM = 7
+    Q8_C = 8
+    Q6_K = 9
+    F8 = 10
 
 
 class KvFormat(IntEnum):
