@@ -262,6 +262,8 @@ def _native_inputs(type_name: str) -> str:
     packed = choose_format("auto", (type_name,), outermost=False, isa="avx512")
     if FORMAT_NAMES[packed] in ("float32", "bfloat16"):
         return f"not quantized: {FORMAT_NAMES[packed]}"
+    if FORMAT_NAMES[packed] == "FP8":
+        return "not quantized: float32; bfloat16 for several rows where the CPU multiplies it"
     return "the library's own: 15 bits for one row, 8 bits in groups of 32 for more"
 
 
