@@ -301,6 +301,38 @@ inline void a_broken_scale_breaks_no_other_output(const Kernels& kernels, bool a
     }
 }
 
+inline double e4m3_value(int code) {
+  const int exponent = code >> 3 & 15, fraction = code & 7;
+  const double size = exponent ? std::ldexp(8 + fraction, exponent - 10) : std::ldexp(fraction, -9);
+  return code & 0x80 ? -size : size;
+}
+
+// Every E4M3 number but NaN, subnormal ones included, reaches the sums unrounded: one input of 1, the others 0.
+inline void every_fp8_number_is_multiplied_as_it_is(const Kernels& kernels, bool amx) {
+  const int n = 16, k = 256;
+  std::vector<uint8_t> codes(size_t(n) * k);
+  for (int i = 0; i < n * k; i++) codes[size_t(i)] = (i & 0x7f) == 0x7f ? uint8_t(0) : uint8_t(i);
+  const std::vector<float> scales(size_t(n) * 2, 0.25f);
+  Packed packed(RL_F8, n, k);
+  CHECK_OK(rl_pack_codes(RL_F8, n, k, codes.data(), scales.data(), nullptr, packed.data.data()));
+  for (InputKind kind : kinds_of(kernels, RL_F8, amx))
+    for (int rows : {1, 40}) {
+      const std::vector<float> before(size_t(rows) * n);
+      for (int first = 0; first < k; first += rows) {
+        std::vector<float> x(size_t(rows) * k);
+        for (int row = 0; row < rows && first + row < k; row++) x[size_t(row) * k + first + row] = 1.0f;
+        const Prepared inputs(kernels, RL_F8, kind, x, k, rows);
+        const std::vector<float> out = multiply(kernels, packed.matrix, inputs, before, false);
+        for (int row = 0; row < rows && first + row < k; row++)
+          for (int o = 0; o < n; o++) {
+            const int code = codes[size_t(o) * k + first + row];
+            about("FP8 x %s, code %d, %d rows", kind_name(kind), code, rows);
+            CHECK_EQUAL(double(out[size_t(row) * n + o]), 0.25 * e4m3_value(code));
+          }
+      }
+    }
+}
+
 // Whatever number of rows a step has, the set chooses inputs that the format can be multiplied with; in deterministic
 // mode always the same.
 inline void the_chosen_kind_fits_the_format(const Kernels& kernels, bool amx) {
@@ -317,6 +349,7 @@ inline void the_chosen_kind_fits_the_format(const Kernels& kernels, bool amx) {
 inline void check_linear(const Kernels& kernels, bool amx) {
   kernels.start_thread();
   every_format_times_every_kind_of_inputs_is_right(kernels, amx);
+  every_fp8_number_is_multiplied_as_it_is(kernels, amx);
   a_broken_row_breaks_no_other(kernels, amx);
   a_broken_scale_breaks_no_other_output(kernels, amx);
   the_chosen_kind_fits_the_format(kernels, amx);

@@ -250,6 +250,39 @@ void a_float_too_large_for_the_format_is_refused_not_made_infinite() {
     }
 }
 
+void codes_come_back_as_they_are() {
+  Random random;
+  for (int format : {RL_F8, RL_Q4_Z})
+    for (int round = 0; round < 12; round++) {
+      const int n = random.integer(1, 40), k = random.integer(1, 300), wide = format == RL_F8 ? 128 : 32, groups = (k + wide - 1) / wide;
+      std::vector<uint8_t> codes(size_t(n) * k), zeros(size_t(n) * groups);
+      std::vector<float> scales(size_t(n) * groups);
+      for (uint8_t& code : codes) code = uint8_t(format == RL_F8 ? random.integer(0, 126) | random.integer(0, 1) << 7 : random.integer(0, 15));
+      for (uint8_t& zero : zeros) zero = uint8_t(random.integer(0, 15));
+      for (float& scale : scales) scale = float(half_value(random_half(random, false)));
+      Packed packed(format, n, k);
+      const uint8_t* const given = format == RL_F8 ? nullptr : zeros.data();
+      if (!CHECK_OK(rl_pack_codes(format, n, k, codes.data(), scales.data(), given, packed.data.data()))) continue;
+      const std::vector<float> back = packed.all();
+      for (int row = 0; row < n; row++)
+        for (int i = 0; i < k; i++) {
+          const int code = codes[size_t(row) * k + i], group = row * groups + i / wide, exponent = code >> 3 & 15;
+          const double number = exponent ? std::ldexp(8 + (code & 7), exponent - 10) : std::ldexp(code & 7, -9);
+          const double value = format == RL_F8 ? (code & 0x80 ? -number : number) : code - zeros[size_t(group)];
+          about("format %d, [%d, %d], row %d, column %d", format, n, k, row, i);
+          CHECK_EQUAL(double(back[size_t(row) * k + i]), value * double(scales[size_t(group)]));
+        }
+      auto refused = [&](const char* why) {
+        CHECK_REFUSED(rl_pack_codes(format, n, k, codes.data(), scales.data(), given, packed.data.data()), why);
+      };
+      codes[0] = 0x7f;
+      refused(format == RL_F8 ? "NaN" : "above 15");
+      codes[0] = 0, scales[size_t(groups) - 1] = NAN;
+      refused("scale");
+      CHECK_REFUSED(rl_pack_codes(RL_Q8_H, n, k, codes.data(), scales.data(), given, packed.data.data()), "format");
+    }
+}
+
 void shapes_and_types_that_make_no_sense_are_refused() {
   std::vector<uint8_t> source(4096);
   Aligned<uint8_t> out(4096);
@@ -282,6 +315,7 @@ int main() {
   a_scale_that_is_not_finite_is_refused();
   a_float_that_is_not_finite_is_refused();
   a_float_too_large_for_the_format_is_refused_not_made_infinite();
+  codes_come_back_as_they_are();
   shapes_and_types_that_make_no_sense_are_refused();
   return report();
 }
