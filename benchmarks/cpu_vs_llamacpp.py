@@ -111,21 +111,22 @@ def compared_models(smollm2: dict[str, Path], bars: Bars = AVX512) -> list[Compa
     ]
 
 
-# A checkpoint's kind → the peer's types of as many bits. llama.cpp reads no safetensors; its file has the same
+# A checkpoint's kind → the types of as many bits of llama.cpp, which reads no safetensors. Its file has the same
 # embedding in bfloat16, which is the head of both models.
-PUBLISHED = {"gptq": ("Q4_0",), "awq": ("Q4_1", "Q4_K_S"), "fp8": ("Q8_0",)}
+PUBLISHED = {"gptq": ("Q4_0",), "awq": ("Q4_0", "Q4_1"), "fp8": ("Q8_0",)}
 
 
 def published_models(peer: LlamaCpp, smollm2: Path) -> list[ComparedModel]:
     """Checkpoints of GPTQ, AWQ and FP8 tools, beside llama.cpp's best file of as many bits."""
     folder = cache_dir() / "bench" / "published"
 
-    def compared(name: str, title: str, source: Callable[[], Path], group: int, kind: str, bar: float) -> ComparedModel:
+    def compared(
+        name: str, title: str, source: Callable[[], Path], group: int, kind: str, bar: float
+    ) -> ComparedModel:
         def files() -> dict[str, Path]:
             return {
                 format: peer.quantize(source(), folder / f"{name}-{format}.gguf", format, "bf16")
                 for format in PUBLISHED[kind]
-                if name != "smollm2" or not format.endswith("_S")  # its rows are not whole groups of 256
             }
 
         return ComparedModel(
@@ -138,7 +139,9 @@ def published_models(peer: LlamaCpp, smollm2: Path) -> list[ComparedModel]:
             ours=lambda: write_folder(source(), folder / f"{name}-{kind}", kind_of(kind, group)),
         )
 
-    qwen = lambda: ensure("qwen2.5-coder-1.5b").path  # noqa: E731
+    def qwen() -> Path:
+        return ensure("qwen2.5-coder-1.5b").path
+
     return [
         model
         for kind in PUBLISHED
@@ -186,8 +189,8 @@ def main() -> None:
     parser.add_argument("--tune", action="store_true", help="look for the peer's best flags again")
     parser.add_argument(
         "--only", action="append", metavar="KEY",
-        help="rows whose key begins so: smollm2.decode.8, http, start, memory, tinyllama, qwen-coder, moe, gptq, awq, "
-        "fp8.smollm2",
+        help="rows whose key begins so: smollm2.decode.8, http, start, memory, tinyllama, qwen-coder, moe, "
+        "gptq, awq, fp8.smollm2",
     )  # fmt: skip
     parser.add_argument(
         "--all", action="store_true", help="every row; without it: SmolLM2, HTTP, start, the 1.5B model"

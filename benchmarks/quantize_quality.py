@@ -33,6 +33,7 @@ os.environ.setdefault("ONEDNN_MAX_CPU_ISA", "AVX512_CORE_FP16")
 WIKITEXT = Path(__file__).resolve().parents[2] / "shared" / "data" / "wikitext-2"
 FEWEST_TEXTS = 4
 
+
 def measure(model: Path, method: str, args: argparse.Namespace, folder: Path) -> dict[str, Any]:
     from ridgeline.lab.quantize.driver import close, prepare, quantize
     from ridgeline.lab.quantize.options import QuantizeOptions
@@ -91,8 +92,9 @@ def main() -> None:
     parser.add_argument("--json", type=Path)
     args = parser.parse_args()
 
-    from ridgeline.models.files.pull import ensure
     from versus.quantized_files import write_folder
+
+    from ridgeline.models.files.pull import ensure
 
     with tempfile.TemporaryDirectory() as temporary:
         folder = args.folder or Path(temporary)

@@ -1,6 +1,6 @@
 """Our engine in this process, timed: decode of many streams, prefill of one prompt, and the limits of both.
 
-Called by cpu_vs_llamacpp.py. The engine is built as a user gets it, but for speculation, which is off. The clock
+Called by cpu_vs_llamacpp.py. The engine is built as a user gets it, but without speculation. The clock
 runs over whole steps: planning, computing, sampling and applying, where a peer's benchmark only computes.
 """
 

@@ -30,7 +30,9 @@ class ComparedModel:
     decode_bars: dict[int, float]  # by number of streams
     prefill_bar: float
     is_large: bool = False
-    ours: Callable[[], Path] | None = None  # a file that the peer cannot read; `files` are then the peer's alone
+    ours: Callable[[], Path] | None = (
+        None  # a file that the peer cannot read; `files` are then the peer's alone
+    )
     least_percent_of_limit: float | None = None  # decode, 1 stream
     prefill_percent_of_limit: float | None = None
 

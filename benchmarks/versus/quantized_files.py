@@ -1,4 +1,4 @@
-"""Checkpoints as GPTQ, AWQ and FP8 tools write them, made of a GGUF model's weights: for comparisons of speed.
+"""Checkpoints as GPTQ, AWQ and FP8 tools write them, made of a GGUF model: for comparisons of speed.
 
 Weights are rounded to nearest, which takes as long to compute as what those tools find. `write_folder` with
 no format keeps them in bfloat16: the reference of quantize_quality.py. Called by cpu_vs_llamacpp.py.
@@ -53,7 +53,13 @@ def kind_of(name: str, group: int) -> Kind:
         settings = {"quant_method": "gptq", "bits": 4, "group_size": group, "desc_act": False, "sym": True}
         return Kind(lambda weights: _gptq(quantize(weights, half)), settings)
     if name == "awq":
-        settings = {"quant_method": "awq", "bits": 4, "group_size": group, "version": "gemm", "zero_point": True}
+        settings = {
+            "quant_method": "awq",
+            "bits": 4,
+            "group_size": group,
+            "version": "gemm",
+            "zero_point": True,
+        }
         return Kind(lambda weights: _awq(quantize(weights, half)), settings)
     settings = {"quant_method": "fp8", "weight_block_size": [128, 128], "activation_scheme": "dynamic"}
     return Kind(lambda weights: _fp8(quantize(weights, fp8_format("block"))), settings)

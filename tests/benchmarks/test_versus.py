@@ -10,22 +10,27 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks"))
 
-from cpu_vs_llamacpp import compared_models
+from cpu_vs_llamacpp import compared_models, published_models
 from rich.console import Console
-from versus.bench import Bench
+from versus.bench import Bench, committed_flags
 from versus.comparison import Figure, Row
 from versus.engine_rates import step_weight_bytes
 from versus.engine_rows import ComparedModel, engine_rows
 from versus.http_load import LoadFailed, run_round
 from versus.peer_llamacpp import FORMATS, LlamaCpp, Variant, every_cache, find, tune
+from versus.quantized_files import kind_of
 from versus.quiet_machine import Sample, measured
 from versus.random_gguf import Shape, write_random_gguf
 
 from ridgeline.models.files.gguf import GgufFile
+from ridgeline.models.quantized.blocks import float_rows
+from ridgeline.models.quantized.config import read_scheme
+from ridgeline.models.quantized.packings import StoredMatrix
 from ridgeline.models.spec.ffn import Experts
 from ridgeline.models.spec.read_spec import read_spec
 from ridgeline.models.text.tokenizer import Tokenizer
@@ -245,3 +250,22 @@ def test_an_answer_shorter_than_asked_for_is_an_error() -> None:
 def test_a_refused_request_is_an_error_with_the_servers_words() -> None:
     with answering(400, ["no such thing"]) as port, pytest.raises(LoadFailed, match=r"400.*no such thing"):
         run_round(port, [[{"role": "user", "content": "x"}]], max_tokens=5)
+
+
+def test_the_rows_of_published_checkpoints_have_flags_for_the_peer() -> None:
+    models = published_models(LlamaCpp(Path(), 1), Path())
+    keys = {row.key for model in models for row in model.rows()}
+    assert len(keys) == 18
+    for isa in ("avx512", "avx2"):
+        assert keys <= committed_flags(isa).keys()
+
+
+@pytest.mark.parametrize("name", ["gptq", "awq", "fp8"])
+def test_a_made_checkpoint_is_read_as_it_was_rounded(name: str) -> None:
+    weights = np.random.default_rng(0).normal(size=(48, 256)).astype(np.float32)
+    kind = kind_of(name, 64)
+    scheme = read_scheme(kind.settings)
+    assert scheme is not None
+    (format,) = scheme.formats()
+    made = float_rows(StoredMatrix(format, kind.stored(weights), name), np.arange(48))
+    assert np.abs(made - weights).max() < (0.4 if name != "fp8" else 0.2)

@@ -1,7 +1,7 @@
-"""Quantized matrices as blocks or codes that the native library packs, where one of its formats has the values.
+"""Quantized matrices as blocks or codes that the native library packs, where a format of it has the values.
 
-Integers whose groups are whole blocks of 32 keep their codes: Q4_0 and Q8_0 blocks have their group's scale in
-float16. Four bits with zero points (Q4_Z) and FP8 keep codes, scales and zero points beside each other. What
+Integers whose groups are whole blocks of 32 keep their codes: Q4_0 and Q8_0 blocks have their group's scale
+in float16. Four bits with zero points (Q4_Z) and FP8 keep codes, scales and zero points apart. What
 the library has no format for is named by its kind (NVFP4, INT4, …) and goes through floats. Numpy only.
 """
 
@@ -38,7 +38,7 @@ class BlockForm:
 
 @dataclass(frozen=True, slots=True)
 class CodeRows:
-    """codes [rows, columns]: 0 … 15, or E4M3; scales and zeros: per 32 columns of a row (FP8: 128, no zeros)."""
+    """codes: [rows, columns], 0 … 15, or E4M3; the others per 32 columns of a row (FP8: 128, no zeros)."""
 
     codes: Bytes
     scales: Floats

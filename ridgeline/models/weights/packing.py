@@ -139,7 +139,7 @@ class FusedMatrix:
             assert part.matrix is not None
             found = code_rows(part.matrix, part.type, self._wanted(rows[inside], index))
             codes[inside], scales[inside] = found.codes, found.scales
-            if zeros is not None:
+            if zeros is not None and found.zeros is not None:
                 zeros[inside] = found.zeros
         try:
             return library.pack_codes(self.format, codes, scales, zeros).data

@@ -61,12 +61,12 @@ from ridgeline.ops.cpu.tables import (
 )
 
 __all__ = [
-    "ABI_VERSION", "ALIGNMENT", "BLOCK_TOKENS", "F8_GROUP", "GGUF_TYPES", "GROUP_SIZE", "ISA_VARIABLE", "LIBRARY_PATH",
-    "PANEL_ROWS", "Activation", "Bytes", "DecoderTable", "ExpertsTable", "FfnKind", "Floats", "Format",
-    "GgufBlocks", "Ints", "KvFormat", "LayerTable", "NativeDecoder", "NativeError", "NativeUnavailable",
-    "NormKind", "NormTable", "PackedMatrix", "Peak", "QkNorm", "Scores", "aligned_bytes", "available_isas",
-    "choose_isa", "load", "measure_peak", "measure_read", "measure_read_of", "pack_codes", "pack_float", "pack_gguf",
-    "packed_bytes", "unpack",
+    "ABI_VERSION", "ALIGNMENT", "BLOCK_TOKENS", "F8_GROUP", "GGUF_TYPES", "GROUP_SIZE", "ISA_VARIABLE",
+    "LIBRARY_PATH", "PANEL_ROWS", "Activation", "Bytes", "DecoderTable", "ExpertsTable", "FfnKind",
+    "Floats", "Format", "GgufBlocks", "Ints", "KvFormat", "LayerTable", "NativeDecoder", "NativeError",
+    "NativeUnavailable", "NormKind", "NormTable", "PackedMatrix", "Peak", "QkNorm", "Scores",
+    "aligned_bytes", "available_isas", "choose_isa", "load", "measure_peak", "measure_read",
+    "measure_read_of", "pack_codes", "pack_float", "pack_gguf", "packed_bytes", "unpack",
 ]  # fmt: skip
 
 ISA_VARIABLE = "RIDGELINE_ISA"
