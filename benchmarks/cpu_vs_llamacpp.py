@@ -111,7 +111,7 @@ def compared_models(smollm2: dict[str, Path], bars: Bars = AVX512) -> list[Compa
     ]
 
 
-# A checkpoint's kind → types of as many bits of llama.cpp, which reads no safetensors. Its file has the same
+# A kind of checkpoint → types of as many bits of llama.cpp, which reads no safetensors. Its file has the same
 # embedding in bfloat16, which is the head of both models.
 PUBLISHED = {"gptq": ("Q4_0",), "awq": ("Q4_0", "Q4_1"), "fp8": ("Q8_0",)}
 
