@@ -94,8 +94,8 @@ def bytes_of(name: str) -> float:
 
 
 def packed_precision(stored: Precision) -> Precision:
-    """What the native library keeps of a checkpoint: it has no 8- and 4-bit floats (`packed_formats`)."""
-    packed = {"fp8": "bfloat16", "nvfp4": "int8", "mxfp4": "int8"}
+    """What the native library keeps of a checkpoint: it has no 4-bit floats (`packed_formats`)."""
+    packed = {"nvfp4": "int8", "mxfp4": "int8"}
     kept = {field: packed.get(name, name) for field, name in _parts(stored).items()}
     return Precision(**kept)
 
