@@ -22,6 +22,7 @@ MOST_SCRIPT_LINES = 450  # of tests and benchmarks: cases one after another
 
 # Files above MOST_LINES, each with its reason and its own bound.
 LONG = {
+    "ridgeline/engine/run/cuda/runner.py": 430,  # one step: the ways to launch it, side by side
     "ridgeline/engine/grammar/keywords.py": 440,  # one table of JSON Schema keywords
     "tests/gateway/guard/corpus.py": 460,  # one table of formats with their generators
     "ridgeline/ops/cuda/attention/prefill_specialized.py": 460,  # one kernel; its roles read as a whole

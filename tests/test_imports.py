@@ -77,11 +77,13 @@ NEED_TORCH = {
         f"ridgeline.models.drafters.{name}"
         for name in ("eagle3", "medusa", "mtp", "rotation", "stored_tensors")
     ),
+    "ridgeline.models.weights.low_bits.loading",
     "ridgeline.models.weights.torch_weights",
     "ridgeline.models.weights.stream",
     "ridgeline.ops.backend",
     "ridgeline.ops.inputs",
     "ridgeline.ops.input_rounding",
+    "ridgeline.ops.low_bits",
     "ridgeline.ops.mxfp4",
     "ridgeline.ops.reference",
     "ridgeline.ops.torch_backend",

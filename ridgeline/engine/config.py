@@ -9,7 +9,7 @@ from typing import Any, Literal
 from ridgeline.engine.errors import InvalidConfig
 from ridgeline.models.files.generation_config import parse_overrides
 from ridgeline.models.spec.coverage import WEIGHT_FORMATS, Backend
-from ridgeline.models.weights.keep_policy import wrong_keep
+from ridgeline.models.weights.low_bits.keep_policy import wrong_keep
 from ridgeline.options import OptionError, by_name, nearest, option
 
 TEXT_DRAFTERS = ("ngram", "suffix")

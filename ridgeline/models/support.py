@@ -20,7 +20,7 @@ from ridgeline.models.spec.declarations.family import Family
 from ridgeline.models.spec.families import FAMILIES, SERVED_FORMATS
 from ridgeline.models.spec.model_spec import ModelSpec
 from ridgeline.models.spec.readers.hf_config import ACTIVATIONS, read_values
-from ridgeline.models.weights.low_bit_plan import device_format
+from ridgeline.models.weights.low_bits.plan import device_format
 from ridgeline.models.weights.packed_formats import FORMAT_NAMES, choose_format, is_lossless
 
 SAMPLE_COLUMNS = 4096

@@ -25,7 +25,7 @@ from ridgeline.engine.start.gpu_probe import Gpu
 from ridgeline.engine.start.loading import StepSizes
 from ridgeline.engine.start.memory import GIB, plan_memory
 from ridgeline.models.spec.read_spec import read_spec
-from ridgeline.models.weights.low_bit_plan import low_bit_plan
+from ridgeline.models.weights.low_bits.plan import low_bit_plan
 from ridgeline.models.weights.stream import stream_weights
 from ridgeline.models.weights.torch_weights import device_tensors_of, load_weights, random_weights, tensors_of
 from ridgeline.ops.cuda.dependent_launch import INTERPRETED

@@ -28,7 +28,7 @@ from ridgeline.models.decoders.cuda_buffers import Buffers
 from ridgeline.models.decoders.reference import Decoder, allocate_kv
 from ridgeline.models.spec.read_spec import read_spec
 from ridgeline.models.weights.checkpoint import open_source
-from ridgeline.models.weights.low_bit_plan import low_bit_plan
+from ridgeline.models.weights.low_bits.plan import low_bit_plan
 from ridgeline.models.weights.stream import stream_weights
 from ridgeline.models.weights.torch_weights import MATRICES, Weight, Weights
 from ridgeline.ops import reference, torch_backend

@@ -67,7 +67,8 @@ RL_NOT_ANALYSED void expand_panel(const uint8_t* panel, int k, uint8_t* out) {
   }
 }
 
-inline void expand_f8_panel(const uint8_t* panel, int k, uint8_t* out) {
+// static: RL_NOT_ANALYSED keeps it out of line.
+RL_NOT_ANALYSED static void expand_f8_panel(const uint8_t* panel, int k, uint8_t* out) {
   const uint8_t* codes = panel + ridgeline::quants_offset(RL_F8, k);
   for (int i = 0; i < k; i += 2, codes += 2 * kPanel, out += 64) {
     const F scale = mul(load(reinterpret_cast<const float*>(panel) + i / kF8Inputs * kPanel), set(kF8Factor));
@@ -90,6 +91,7 @@ inline const uint8_t* bf16_panel(const rl_matrix& m, int index, int k, uint8_t* 
     case RL_Q8_H: expand_panel<RL_Q8_H>(panel, k, scratch); break;
     default: expand_panel<RL_Q8_FM>(panel, k, scratch); break;
   }
+  asm volatile("" ::: "memory");  // _tile_loadd does not say that it reads memory: the stores stay before it
   return scratch;
 }
 
@@ -137,6 +139,7 @@ inline void byte_tiles(const uint8_t* weights, int k, const uint8_t* high, const
   if (k % 64) {  // inputs beyond the row are the next row's: they meet zero weights
     std::memcpy(padded, weights, 512);
     std::memset(padded + 512, 0, 512);
+    asm volatile("" ::: "memory");
     _tile_loadd(7, padded, 64);
     _tile_loadd(6, high + k - 32, stride);
     _tile_dpbsud(0, 6, 7);

@@ -1,6 +1,6 @@
 // Linear layers of FP8 weights (E4M3, a float scale per 128 inputs of an output). Weights stay at 8 bits in memory and become
 // floats, or bf16 where a set has bf16 products, on the way to the multiplication. Every E4M3 number is a float16 and a bf16
-// number: nothing is rounded but the inputs, and those only as bf16.
+// number: nothing is rounded but the inputs, and those only as bf16. On AMX, from 48 rows, scale times weight is (linear_amx.h).
 //
 // A sum of 128 inputs is multiplied with its scale once. Panels are taken in slices of inputs; for more than one tile of rows a
 // slice is decoded once, into the first-level cache. Both ways have the same arithmetic, so that a row's bits do not depend on

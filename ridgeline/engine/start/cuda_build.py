@@ -47,9 +47,9 @@ from ridgeline.models.spec.cache_layout import CacheElement, CacheLayout
 from ridgeline.models.spec.model_spec import ModelSpec
 from ridgeline.models.spec.precision import bytes_of
 from ridgeline.models.weights.checkpoint import open_source
-from ridgeline.models.weights.keep_policy import wrong_keep
 from ridgeline.models.weights.layout import Piece, pieces
-from ridgeline.models.weights.low_bit_plan import NOTHING_LOW, LowBitPlan, low_bit_plan
+from ridgeline.models.weights.low_bits.keep_policy import wrong_keep
+from ridgeline.models.weights.low_bits.plan import NOTHING_LOW, LowBitPlan, low_bit_plan
 from ridgeline.ops.low_bit_formats import ONLINE
 
 if TYPE_CHECKING:

@@ -13,7 +13,7 @@ from torch import Tensor
 from ridgeline.models.decoders.cuda_workspace import gated_size, low_scratch_sizes, ungated_size
 from ridgeline.models.spec.ffn import Experts
 from ridgeline.models.spec.model_spec import ModelSpec
-from ridgeline.models.weights.low_bit_plan import NOTHING_LOW, LowBitPlan
+from ridgeline.models.weights.low_bits.plan import NOTHING_LOW, LowBitPlan
 from ridgeline.ops.cuda.attention.decode_combine import DecodeScratch, decode_scratch
 from ridgeline.ops.cuda.attention.decode_config import decode_splits
 from ridgeline.ops.cuda.attention.gather_kv import PrefillScratch, gather_scratch_tokens, make_prefill_scratch

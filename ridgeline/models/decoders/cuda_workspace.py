@@ -9,7 +9,7 @@ from __future__ import annotations
 from ridgeline.models.spec.ffn import Dense, Experts
 from ridgeline.models.spec.mixers import Attention
 from ridgeline.models.spec.model_spec import ModelSpec
-from ridgeline.models.weights.low_bit_plan import NOTHING_LOW, LowBitPlan
+from ridgeline.models.weights.low_bits.plan import NOTHING_LOW, LowBitPlan
 from ridgeline.ops.low_bit_formats import ScratchSizes
 
 LADDER_STEP = 32  # decode batches are padded to a size that has a graph

@@ -64,7 +64,7 @@ def block_form(matrix: StoredMatrix) -> BlockForm:
     least, most = found.range_of(format.bits)
     if least >= -8 and most <= 7:
         return BlockForm("Q4_0", not found.exact)
-    if format.bits == 4:
+    if format.bits == 4 and found.zeros_are_codes:
         return BlockForm("Q4_Z", not found.exact)
     fits = least >= -128 and most <= 127
     return BlockForm("Q8_0", not found.exact) if fits else BlockForm(kind)
@@ -104,6 +104,11 @@ class _Parameters:
             return
         self._least_zero = min(self._least_zero, int(zeros.min()))
         self._most_zero = max(self._most_zero, int(zeros.max()))
+
+    @property
+    def zeros_are_codes(self) -> bool:
+        """Each zero point of a 4-bit matrix is one of its codes. A file that stores them less one may have 16."""
+        return self._least_zero >= -8 and self._most_zero <= 7
 
     def range_of(self, bits: int) -> tuple[int, int]:
         """The least and the largest code - zero."""

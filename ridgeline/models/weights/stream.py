@@ -33,8 +33,8 @@ from ridgeline.models.weights.checkpoint import (
     stored_bytes,
 )
 from ridgeline.models.weights.layout import Piece
-from ridgeline.models.weights.low_bit_loading import fill_low_bits
-from ridgeline.models.weights.low_bit_plan import NOTHING_LOW, LowBitPlan
+from ridgeline.models.weights.low_bits.loading import fill_low_bits
+from ridgeline.models.weights.low_bits.plan import NOTHING_LOW, LowBitPlan
 from ridgeline.models.weights.mxfp4 import TYPE as MXFP4
 from ridgeline.models.weights.places import Place
 from ridgeline.models.weights.safetensors_source import SafetensorsSource

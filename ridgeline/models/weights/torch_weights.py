@@ -30,8 +30,8 @@ from ridgeline.models.weights.checkpoint import (
 )
 from ridgeline.models.weights.dequant import Floats
 from ridgeline.models.weights.layout import Piece, pieces
-from ridgeline.models.weights.low_bit_loading import fill_low_bits
-from ridgeline.models.weights.low_bit_plan import NOTHING_LOW, LowBitPlan
+from ridgeline.models.weights.low_bits.loading import fill_low_bits
+from ridgeline.models.weights.low_bits.plan import NOTHING_LOW, LowBitPlan
 from ridgeline.models.weights.places import Place
 from ridgeline.models.weights.shards import ALONE, WHOLE, Rank, Shard
 from ridgeline.ops.low_bits import LowBits

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -14,6 +15,7 @@ from ridgeline.models.files.safetensors_file import SafetensorsFile
 from ridgeline.models.quantized.blocks import KINDS, block_form, float_rows
 from ridgeline.models.quantized.compressed import config_group, packed_tensors
 from ridgeline.models.quantized.config import read_scheme
+from ridgeline.models.quantized.format import int4_format
 from ridgeline.models.quantized.matrix import dequantize
 from ridgeline.models.quantized.packings import UNREAD, StoredMatrix, StoredTensor
 from ridgeline.models.quantized.rounding import quantize
@@ -135,3 +137,16 @@ def test_blocks_do_not_cross_the_end_of_an_incomplete_group(columns: int) -> Non
     scales = tensors["scales"].floats().reshape(groups, rows)[np.arange(columns) // group].T
     codes = (words[np.arange(columns) // 8] >> (np.arange(columns) % 8 * 4).astype(np.uint32)[:, None] & 15).T
     assert np.array_equal(float_rows(matrix, every), (codes.astype(np.float32) - 8) * scales)
+
+
+@pytest.mark.parametrize(("zeros", "blocks"), [((-8, 7), "Q4_Z"), ((-7, 8), "Q8_0")])
+def test_a_zero_point_of_sixteen_is_kept_in_eight_bits(zeros: tuple[int, int], blocks: str) -> None:
+    """A file that stores zero points less one can have it: 15 + 1, which no 4-bit code is."""
+    scales = np.ones((2, 2), np.float32)
+    matrix = SimpleNamespace(
+        format=int4_format(32, zero_point=True, scale="float16"),
+        shape=(2, 64),
+        is_act_order=False,
+        parameters=lambda rows: (scales, np.array([zeros, zeros], np.int8)),
+    )
+    assert block_form(cast(StoredMatrix, matrix)).type == blocks

@@ -248,7 +248,7 @@ def test_no_kernel_has_an_argument_that_the_launcher_calls_its_own(kernels):
 
 # Appended to PROGRAM up to its dry run: what weights of fewer bits and an 8-bit cache launch.
 LOW = """
-from ridgeline.models.weights.low_bit_plan import low_bit_plan
+from ridgeline.models.weights.low_bits.plan import low_bit_plan
 from ridgeline.ops.cuda.attention import prefill_specialized
 
 prefill_specialized._multiprocessors = lambda device: 1

@@ -45,7 +45,7 @@ from ridgeline.models.decoders.cuda import CudaDecoder
 from ridgeline.models.decoders.cuda_buffers import Buffers
 from ridgeline.models.decoders.cuda_step import DeviceStep
 from ridgeline.models.spec.model_spec import ModelSpec
-from ridgeline.models.weights.low_bit_plan import NOTHING_LOW, LowBitPlan
+from ridgeline.models.weights.low_bits.plan import NOTHING_LOW, LowBitPlan
 from ridgeline.models.weights.torch_weights import Weights
 from ridgeline.ops.cuda.attention.eight_bit_kv import allocate_kv
 from ridgeline.ops.cuda.attention.prefill_attention import tile_tokens_of

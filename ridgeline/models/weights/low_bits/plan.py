@@ -21,8 +21,8 @@ from ridgeline.models.spec.families import FAMILIES
 from ridgeline.models.spec.ffn import Experts
 from ridgeline.models.spec.model_spec import ModelSpec
 from ridgeline.models.weights.checkpoint import TensorSource
-from ridgeline.models.weights.keep_policy import PART_OF, KeepPolicy
 from ridgeline.models.weights.layout import Piece
+from ridgeline.models.weights.low_bits.keep_policy import PART_OF, KeepPolicy
 from ridgeline.models.weights.places import Place, find_places
 from ridgeline.ops.low_bit_formats import ONLINE, PLANE, LowBitFormat, padded_columns
 
