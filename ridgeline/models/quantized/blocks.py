@@ -107,7 +107,7 @@ class _Parameters:
 
     @property
     def zeros_are_codes(self) -> bool:
-        """Each zero point of a 4-bit matrix is one of its codes. A file that stores them less one may have 16."""
+        """Each zero point of four bits is one of its codes: files that store them less one may have 16."""
         return self._least_zero >= -8 and self._most_zero <= 7
 
     def range_of(self, bits: int) -> tuple[int, int]:
