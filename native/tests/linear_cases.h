@@ -41,7 +41,7 @@ inline std::vector<InputKind> kinds_of(const Kernels& kernels, int format, bool 
   else if (format == RL_Q8_C) kinds = {InputKind::Int16PerRow};
   else if (format == RL_F8) kinds = {InputKind::Float};
   else kinds = {InputKind::Int8, InputKind::Int16};
-  if (format == RL_F8 && multiplies_bf16(kernels)) kinds.push_back(InputKind::Bf16);
+  if (format == RL_F8 && (amx || multiplies_bf16(kernels))) kinds.push_back(InputKind::Bf16);
   const bool few_bits = ridgeline::is_four_bit(format) || format == RL_Q6_K;
   if (few_bits && expands_to_bytes(kernels)) kinds.push_back(InputKind::Int8Expanded);
   if (few_bits && codes_scales(kernels)) kinds.push_back(InputKind::Int8Coded);
