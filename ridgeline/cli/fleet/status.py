@@ -109,10 +109,8 @@ def model_lines(model: dict[str, Any]) -> list[str]:
     if model.get("moving"):  # an older controller does not say it
         line += f"; {model['moving']} replicas move to other places"
     lines = [line]
-    if model["crash_loop"]:
-        lines.append(f"  crash loop: {model['blocked']}")
-    elif model["blocked"]:
-        lines.append(f"  waits: {model['blocked']}")
+    if model["blocked"]:
+        lines.append(f"  {'crash loop' if model['crash_loop'] else 'waits'}: {model['blocked']}")
     if model["explained"]:
         lines.append(f"  autoscaler: {model['explained']}")
     return lines + [f"  warning: {warning}" for warning in model["warnings"]]

@@ -111,6 +111,7 @@ class ManagedModel:
 
     def step(self, replicas: Sequence[ReplicaView], room: int, now: float) -> Actions:
         """replicas: all of this model. room: how many more the fleet's budget allows."""
+        self.blocked = ""
         price, budget = self.config.resources.price, self.config.scaling.budget
         # A lost replica costs nothing; a draining one costs until its end.
         spent = price * sum(one.state != "lost" for one in replicas)
@@ -174,9 +175,10 @@ class ManagedModel:
 
     def _allowed(self, version: VersionSpec, wanted: int, room: int, now: float) -> tuple[VersionSpec, ...]:
         """How many replicas to start: limited by budget and backoff; after a failure, one at a time."""
+        if not wanted:
+            return ()
         restarts = self.restarts_of(version.version)
-        self.blocked = ""
-        if wanted and room < wanted:
+        if room < wanted:
             self.blocked = f"the budget allows {room} of {wanted} more replicas"
         if restarts.failures:
             self.blocked = f"{restarts.failures} failed starts; {restarts.last_reason}"

@@ -65,3 +65,13 @@ def test_replicas_move_and_enough_serve(
         assert regions == ["eu"] * target
     else:  # the budget has no room for one more replica
         assert regions == ["us"] * target
+
+
+def test_a_failed_start_is_told_until_another_replica_is_there() -> None:
+    model = managed(1, 1, 0, False)
+    version = model.state.current.version
+    model.restarts_of(version).failed(0.0, "exit code 1")
+    assert model.step([], 1, 0.0).start == ()
+    assert model.blocked == "1 failed starts; exit code 1"
+    model.step([ReplicaView("eu-0", version, "ready", 100.0, region="eu")], 1, 100.0)
+    assert model.blocked == ""
