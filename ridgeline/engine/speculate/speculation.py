@@ -7,7 +7,9 @@ fast tokens come, never which: the samplers accept a guess only if it is the tok
 
 from __future__ import annotations
 
+import statistics
 import time
+from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -24,6 +26,8 @@ from ridgeline.telemetry.stats import SpeculationStats
 
 TYPICAL_LENGTH = 4  # guesses of a drafter that is asked only if it pays
 LOOK_EVERY = 128  # steps after which it is asked even if it seems not to
+ASKED = 9  # times of drafting that are kept
+FIRST_LOOKS = 8  # times that a drafter is asked, whatever is expected: until then chances are guesses
 GAIN_WEIGHT = 0.05  # of one more step in the reported gains
 REASONS = ("load", "prefill", "background", "loss", "match", "acceptance", "room", "overlap")
 
@@ -45,6 +49,7 @@ class PlannedDrafts:
     offers: list[Offer]
     num_drafts: int = 0
     gain: float = 1.0
+    asked_s: float = 0.0  # time of a drafter that computes, before the step
 
 
 class Speculation:
@@ -69,6 +74,9 @@ class Speculation:
         self._drafted = [0] * MOST_DRAFTS  # by position in the draft
         self._accepted = [0] * MOST_DRAFTS
         self._unlooked = 0
+        self._looks = False  # the next step asks, whatever is expected
+        self._num_asked = 0
+        self._asked_s: deque[float] = deque(maxlen=ASKED)
         self._steps = 0
         self._rows = 0
         self._draft_s = self._verify_s = 0.0
@@ -137,12 +145,7 @@ class Speculation:
             return False
         most = most_of_a_row(len(rows))
         if self.drafter.waits:
-            self._unlooked += 1
-            expected = [self.acceptance.typical(min(most, TYPICAL_LENGTH))] * len(rows)
-            if self._unlooked < LOOK_EVERY:
-                return self.lengths.choose(expected, len(rows), context).gain >= WORTH
-            self._unlooked = 0
-            return True
+            return self._is_worth_asking(len(rows), context)
         began = self._clock()
         drafts = self.drafter.propose([row.seq for row in rows], most)
         survivals = [
@@ -153,6 +156,20 @@ class Speculation:
         pays = bool(survivals) and self.lengths.choose(survivals, len(rows), context).gain >= WORTH
         self._draft_s += self._clock() - began
         return pays
+
+    def _is_worth_asking(self, rows: int, context: int) -> bool:
+        """Whether guesses of a drafter that computes will pay for its own time too, or a look is due."""
+        if self._looks or self._num_asked < FIRST_LOOKS:
+            return True
+        expected = [self.acceptance.typical(min(most_of_a_row(rows), TYPICAL_LENGTH))] * rows
+        plain_s = self.lengths.plain_s(rows, context)
+        share = statistics.median(self._asked_s) / plain_s if plain_s and self._asked_s else 0.0
+        if self.lengths.choose(expected, rows, context).gain >= WORTH * (1 + share):
+            return True
+        self._unlooked += 1
+        if self._unlooked >= LOOK_EVERY:
+            self._unlooked, self._looks = 0, True
+        return self._looks
 
     # ── before a step ────────────────────────────────────────────────────────────────────────────────────
 
@@ -166,12 +183,14 @@ class Speculation:
             return "loss"
         if not self.lengths.may_pay(len(plan.rows), context):
             return "load"
+        if self.drafter.waits and any(map(_is_decode, plan.rows)):
+            return None if self._is_worth_asking(len(plan.rows), context) else "acceptance"
         return None
 
     def _offer(
         self, plan: StepPlan, planned: PlannedDrafts, scheduler: Scheduler, most_samples: int | None
     ) -> None:
-        planned.offers = self._offers(plan)
+        planned.offers = self._offers(plan, planned)
         if not planned.offers:
             return
         if self.fixed_length is None:
@@ -191,7 +210,7 @@ class Speculation:
             room -= taken
             planned.num_drafts += taken
 
-    def _offers(self, plan: StepPlan) -> list[Offer]:
+    def _offers(self, plan: StepPlan, planned: PlannedDrafts) -> list[Offer]:
         rows = [row for row in plan.rows if _is_decode(row)]
         self._off["overlap"] += len(plan.rows) - len(rows)
         if any(row.seq.background for row in rows) and not all(row.seq.background for row in plan.rows):
@@ -200,7 +219,13 @@ class Speculation:
             self._off["background"] += len(rows) - len(interactive)
             rows = interactive
         most = self.fixed_length or most_of_a_row(len(plan.rows))
+        began = self._clock()
         drafts = self.drafter.propose([row.seq for row in rows], most)
+        if rows and self.drafter.waits:
+            planned.asked_s = self._clock() - began
+            self._asked_s.append(planned.asked_s)
+            self._num_asked += 1
+            self._looks = False
         offers: list[Offer] = []
         for row, draft in zip(rows, drafts, strict=True):
             if draft is not None:
@@ -238,7 +263,8 @@ class Speculation:
 
     def _judge_time(self, planned: PlannedDrafts, result: StepResult, seconds: float) -> None:
         plain_s = self.lengths.plain_s(planned.rows, planned.context) if planned.num_drafts else None
-        self.times.observe(planned.rows + planned.num_drafts, planned.context, seconds)
+        step_s = max(seconds - planned.asked_s, 1e-6)
+        self.times.observe(planned.rows + planned.num_drafts, planned.context, step_s)
         if not planned.num_drafts:
             self.guard.pass_step()
             return

@@ -4,6 +4,7 @@ chooses draft lengths. No clock of this machine is read."""
 from __future__ import annotations
 
 import random
+import time
 from collections.abc import Callable
 
 from ridgeline.engine.run.core import EngineCore
@@ -58,8 +59,9 @@ def generate(
     tokens: int = 600,
     prompt: int = 40,
     noise: float = 0.0,
+    clock: Callable[[], float] = time.perf_counter,
 ) -> tuple[float, EngineCore]:
-    """The seconds that all streams took, and the engine."""
+    """The seconds that all streams took, and the engine. clock: of drafting"""
     runner = TimedRunner(text, cost, noise)
     figures = limits(
         step_tokens=4096,
@@ -69,7 +71,7 @@ def generate(
         num_blocks=90_000,
         max_context=65_536,
     )
-    speculation = None if drafter is None else Speculation(drafter, VOCAB)
+    speculation = None if drafter is None else Speculation(drafter, VOCAB, clock=clock)
     core = EngineCore(Scheduler(figures), runner, clock=lambda: runner.now, speculation=speculation)
     params = SamplingParams(max_tokens=tokens, ignore_eos=True, temperature=0.0)
     for number in range(streams):
