@@ -84,7 +84,7 @@ def run(part: Part, out: Path, limit_s: float) -> str:
             code = process.wait(limit_s)
         except subprocess.TimeoutExpired:
             code = None
-        # Its servers have sessions of their own: they are asked to end by the script that started them.
+        # Its servers run in other process sessions: the script that started them ends them.
         if code is None:
             os.killpg(process.pid, signal.SIGINT)
             try:

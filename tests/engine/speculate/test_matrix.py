@@ -26,7 +26,7 @@ FEATURES = {
 NAMES = (*OPTIONS, *GRAMMARS)
 FEW = ("sampled", "greedy penalties", "logprobs", "grammar, sampled, penalties")
 MODELS = {model_of(kind)[0].family: model_of(kind) for kind in DRAFTERS}
-# Samples of one prompt and scores of prompts do not fit into so few blocks.
+# Samples of one prompt and scores of prompts need more blocks than there are.
 TOO_LARGE = ("several", "prompt logprobs")
 
 
