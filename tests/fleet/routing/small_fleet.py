@@ -113,7 +113,7 @@ def run(
     """The requests, each with its times. Held requests are sent in the order of their arrival.
 
     routers: each gets a part of the requests at random, and sees the others' in the Load lines alone.
-    concurrency: requests open at a time; the next arrives when one ends. None: they arrive by the rate.
+    concurrency: requests open at a time; the next arrives when one ends. 0: as `arrivals` says.
     """
     clock, rng, order = Clock(), Random(seed), count()
     books = [LoadBook(clock, routers) for _ in range(routers)]
