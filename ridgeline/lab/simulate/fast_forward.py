@@ -74,8 +74,9 @@ class FastForwardScheduler(Scheduler):
         counters.steps += iterations
         counters.output_tokens += iterations * len(run.sequences)
         counters.recomputed_tokens += again
-        counters.busy_s += applied_at[-1] - counters.last_step_end
-        counters.last_step_end = applied_at[-1]
+        for ended in applied_at:  # added up one by one, as `apply` does: the sum is the same to the last bit
+            counters.busy_s += ended - max(self._busy_from, counters.last_step_end)
+            counters.last_step_end = ended
 
 
 def _find_run(sequences: list[Sequence], blocks: SequenceBlocks, steps_in_flight: int) -> DecodeRun | None:
