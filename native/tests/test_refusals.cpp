@@ -46,7 +46,7 @@ void tables_that_do_not_fit_are_refused() {
       {"embedding|no embedding", [](TinyModel& t) { t.decoder.embedding.data = nullptr; }},
       {"embedding|a narrow embedding", [](TinyModel& t) { t.decoder.embedding.k--; }},
       {"lm_head|a short head", [](TinyModel& t) { t.decoder.lm_head.n--; }},
-      {"lm_head|a head of no format", [](TinyModel& t) { t.decoder.lm_head.format = RL_Q6_K + 1; }},
+      {"lm_head|a head of no format", [](TinyModel& t) { t.decoder.lm_head.format = RL_F8 + 1; }},
       {"layer 0: qkv|a short qkv", [](TinyModel& t) { t.layer(0).qkv.n -= 2; }},
       {"layer 0: output|a transposed output", [](TinyModel& t) { std::swap(t.layer(0).output.n, t.layer(0).output.k), t.layer(0).output.n++; }},
       {"layer 0: output|an output of a negative format", [](TinyModel& t) { t.layer(0).output.format = -1; }},
