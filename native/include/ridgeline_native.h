@@ -178,7 +178,7 @@ int rl_step_execute(rl_model* model, const rl_step* step, float* logits, int32_t
 
 typedef struct rl_encoder_model rl_encoder_model;
 
-/* One layer: attention, add, norm; FFN, add, norm. Matrices are RL_F32; none may lack its bias. */
+/* One layer: attention, add, norm; FFN, add, norm. Matrices are all RL_F32 or all RL_BF16; none may lack its bias. */
 typedef struct {
   rl_matrix qkv; /* q rows, then k rows, then v rows */
   rl_matrix output, up, down;

@@ -11,10 +11,11 @@
 namespace ridgeline {
 namespace {
 
-constexpr int kPhasesPerLayer = 7;
+constexpr int kPhasesPerLayer = 11;                // 7 if weights are float32
 constexpr int kRowBlock = 96;                      // rows of a piece of a dense layer, about: they stay in the second-level cache
 constexpr size_t kColumnBytes = size_t(384) << 10; // weights of a piece, about: so do they, for piece after piece
-constexpr int kQueriesPerUnit = 96;
+constexpr int kQueriesPerUnit = 96;                // at most, if there are few units; keys and values are gathered for each
+constexpr int kUnitsPerThread = 8;                 // are enough
 constexpr int kPiecesPerThread = 4;                // so that threads end a phase together
 
 class Pass {
@@ -38,12 +39,12 @@ class Pass {
   void encode_layer(const rl_encoder_layer& layer, int thread, size_t& phase) {
     float *residual = m_.residual.floats(), *qkv = m_.qkv.floats(), *context = m_.context.floats(), *ffn = m_.ffn.floats();
     const size_t hidden = size_t(m_.hidden_stride);
-    dense(layer.qkv, residual, hidden, Follow::Nothing, qkv, size_t(m_.qkv_stride), phase);
+    dense(layer.qkv, residual, hidden, Follow::Nothing, qkv, size_t(m_.qkv_stride), thread, phase);
     attention(thread, phase);
-    dense(layer.output, context, hidden, Follow::Add, residual, hidden, phase);
+    dense(layer.output, context, hidden, Follow::Add, residual, hidden, thread, phase);
     norm(layer.attn_norm, layer.attn_norm_bias, phase);
-    dense(layer.up, residual, hidden, activation(), ffn, size_t(m_.ffn_stride), phase);
-    dense(layer.down, ffn, size_t(m_.ffn_stride), Follow::Add, residual, hidden, phase);
+    dense(layer.up, residual, hidden, activation(), ffn, size_t(m_.ffn_stride), thread, phase);
+    dense(layer.down, ffn, size_t(m_.ffn_stride), Follow::Add, residual, hidden, thread, phase);
     norm(layer.ffn_norm, layer.ffn_norm_bias, phase);
   }
 
@@ -63,31 +64,62 @@ class Pass {
     });
   }
 
-  // Pieces are blocks of rows times runs of panels. Of the two the larger stays in the second-level cache from piece to
-  // piece: a run's weights, with one block after the other; or a block of long rows, all panels passing over it.
-  void dense(const rl_matrix& w, const float* x, size_t x_stride, Follow follow, float* out, size_t out_stride, size_t& phase) {
-    const int rows = texts_.num_tokens, tile = k_.dense_rows, tiles = (rows + tile - 1) / tile, threads = m_.pool->size();
+  void dense(const rl_matrix& w, const float* x, size_t x_stride, Follow follow, float* out, size_t out_stride, int thread, size_t& phase) {
+    if (!m_.rounded) return float_dense(w, x, x_stride, follow, out, out_stride, phase);
+    bf16_dense(w, x, x_stride, follow, out, out_stride, thread, phase);
+  }
+
+  void float_dense(const rl_matrix& w, const float* x, size_t x_stride, Follow follow, float* out, size_t out_stride, size_t& phase) {
+    const int rows = texts_.num_tokens, tile = k_.dense_rows, tiles = (rows + tile - 1) / tile;
     const size_t panel_floats = size_t(padded_k(w.k)) * kPanel;
-    const int pairs = (num_panels(w.n) + 1) / 2;
-    const bool rows_stay = size_t(w.k) * kRowBlock * sizeof(float) > kColumnBytes;
-    int blocks = (tiles * tile + kRowBlock - 1) / kRowBlock, runs;
+    pieces(w, sizeof(float), tiles, phase, [&](int first, int end, int panel, int panel_end) {
+      const int row = first * tile, row_end = std::min(rows, end * tile);
+      const size_t column = size_t(panel) * kPanel;
+      float* at = out + size_t(row) * out_stride + column;
+      k_.dense({x + size_t(row) * x_stride, x_stride, row_end - row, w.k, (panel_end - panel) * kPanel,
+                reinterpret_cast<const float*>(w.data) + size_t(panel) * panel_floats, kPanel, panel_floats, w.bias + column, at,
+                1.0f, follow, at, out_stride});
+    });
+  }
+
+  // Inputs are rounded to bf16 in a phase of their own, then multiplied as a decoder's are: on AMX in tiles. Follow::Add adds to `out`.
+  void bf16_dense(const rl_matrix& w, const float* x, size_t x_stride, Follow follow, float* out, size_t out_stride, int thread,
+                  size_t& phase) {
+    const Inputs in{m_.input_kind, Tiling(texts_.num_tokens, k_.tile_rows), padded_k(w.k), m_.inputs.data(), nullptr, nullptr, nullptr, 0, 1};
+    each(in.tiling.count, phase, [&](int tile) {
+      for (int row = in.tiling.first(tile); row < in.tiling.first(tile + 1); row++) k_.prepare_row(x + size_t(row) * x_stride, w.k, in, row);
+    });
+    pieces(w, sizeof(uint16_t), in.tiling.count, phase, [&](int first, int end, int panel, int panel_end) {
+      for (int count; panel < panel_end; panel += count) {
+        count = std::min(2, panel_end - panel);
+        float* at = out + size_t(panel) * kPanel;
+        k_.panel_products(w, panel, count, in, first, end, at, out_stride, follow == Follow::Add, m_.scratch[size_t(thread)].data());
+        if (follow == Follow::Nothing || follow == Follow::Add) continue;
+        for (int row = in.tiling.first(first); row < in.tiling.first(end); row++)
+          k_.activate(spec_.activation, at + size_t(row) * out_stride, count * kPanel);
+      }
+    });
+  }
+
+  // Pieces are blocks of rows (whole tiles) times runs of panels. Of the two the larger stays in the second-level cache from
+  // piece to piece: a run's weights, with one block after the other; or a block of long rows, all panels passing over it.
+  template <typename Work>
+  void pieces(const rl_matrix& w, size_t element_bytes, int tiles, size_t& phase, const Work& work) {
+    const int rows = texts_.num_tokens, threads = m_.pool->size(), pairs = (num_panels(w.n) + 1) / 2;
+    const bool rows_stay = size_t(w.k) * kRowBlock * element_bytes > kColumnBytes;
+    int blocks = std::min(tiles, (rows + kRowBlock - 1) / kRowBlock), runs;
     if (rows_stay) {
       blocks = std::min(tiles, round_up(blocks, threads));  // pieces are few: as many for each thread
       runs = (2 * threads + blocks - 1) / blocks;
     } else {
-      const int fitting = std::max(1, int(kColumnBytes / (2 * panel_floats * sizeof(float))));
+      const int fitting = std::max(1, int(kColumnBytes / (2 * size_t(padded_k(w.k)) * kPanel * element_bytes)));
       runs = std::max((pairs + fitting - 1) / fitting, (kPiecesPerThread * threads + blocks - 1) / blocks);
     }
     runs = std::min(pairs, runs);
     each(blocks * runs, phase, [&](int piece) {
       const int run = rows_stay ? piece % runs : piece / blocks, block = rows_stay ? piece / runs : piece % blocks;
-      const int row = tiles * block / blocks * tile, end = std::min(rows, tiles * (block + 1) / blocks * tile);
-      const int panel = 2 * (pairs * run / runs), panel_end = std::min(num_panels(w.n), 2 * (pairs * (run + 1) / runs));
-      const size_t column = size_t(panel) * kPanel;
-      float* at = out + size_t(row) * out_stride + column;
-      k_.dense({x + size_t(row) * x_stride, x_stride, end - row, w.k, (panel_end - panel) * kPanel,
-                reinterpret_cast<const float*>(w.data) + size_t(panel) * panel_floats, kPanel, panel_floats, w.bias + column, at,
-                1.0f, follow, at, out_stride});
+      work(tiles * block / blocks, tiles * (block + 1) / blocks, 2 * (pairs * run / runs),
+           std::min(num_panels(w.n), 2 * (pairs * (run + 1) / runs)));
     });
   }
 
@@ -99,7 +131,7 @@ class Pass {
       const size_t first = size_t(start(unit.text)), hidden = size_t(spec_.hidden);
       const float* queries = qkv + first * size_t(m_.qkv_stride) + size_t(unit.head) * size_t(m_.head_dim);
       float* out = m_.context.floats() + first * size_t(m_.hidden_stride) + size_t(unit.head) * size_t(m_.head_dim);
-      k_.attend_text({queries, queries + hidden, queries + 2 * hidden, size_t(m_.qkv_stride), start(unit.text + 1) - start(unit.text),
+      (m_.rounded ? k_.attend_text_bf16 : k_.attend_text)({queries, queries + hidden, queries + 2 * hidden, size_t(m_.qkv_stride), start(unit.text + 1) - start(unit.text),
                       m_.head_dim, unit.first, unit.end, 1.0f / std::sqrt(float(m_.head_dim)), out, size_t(m_.hidden_stride)},
                      scratch);
     });
@@ -154,8 +186,9 @@ class Pass {
 
   void plan_attention() {
     m_.units.clear();
+    const bool whole = texts_.num_texts * spec_.heads >= kUnitsPerThread * m_.pool->size();
     for (int text = 0; text < texts_.num_texts; text++) {
-      const int tokens = start(text + 1) - start(text), parts = (tokens + kQueriesPerUnit - 1) / kQueriesPerUnit;
+      const int tokens = start(text + 1) - start(text), parts = whole ? 1 : (tokens + kQueriesPerUnit - 1) / kQueriesPerUnit;
       for (int head = 0; head < spec_.heads; head++)
         for (int part = 0; part < parts; part++)
           m_.units.push_back({text, head, tokens * part / parts, tokens * (part + 1) / parts});

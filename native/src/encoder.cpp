@@ -11,9 +11,10 @@ namespace ridgeline {
 namespace {
 
 constexpr int kMostOfAnything = 1 << 24;
+constexpr int kManyRows = 1 << 20;
 
-std::string matrix_flaw(const char* name, const rl_matrix& m, int n, int k) {
-  if (m.format != RL_F32) return std::string(name) + " is not float32";
+std::string matrix_flaw(const char* name, const rl_matrix& m, int format, int n, int k) {
+  if (m.format != format) return std::string(name) + " is not in the format of the first matrix";
   if (!m.data || !m.bias) return std::string(name) + " has no data or no bias";
   if (m.n == n && m.k == k) return "";
   return std::string(name) + " is [" + std::to_string(m.n) + ", " + std::to_string(m.k) + "], not [" + std::to_string(n) + ", " +
@@ -21,10 +22,11 @@ std::string matrix_flaw(const char* name, const rl_matrix& m, int n, int k) {
 }
 
 std::string layer_flaw(const rl_encoder& e, const rl_encoder_layer& layer) {
-  std::string flaw = matrix_flaw("qkv", layer.qkv, 3 * e.hidden, e.hidden);
-  if (flaw.empty()) flaw = matrix_flaw("output", layer.output, e.hidden, e.hidden);
-  if (flaw.empty()) flaw = matrix_flaw("up", layer.up, e.ffn, e.hidden);
-  if (flaw.empty()) flaw = matrix_flaw("down", layer.down, e.hidden, e.ffn);
+  const int format = e.layers[0].qkv.format;
+  std::string flaw = matrix_flaw("qkv", layer.qkv, format, 3 * e.hidden, e.hidden);
+  if (flaw.empty()) flaw = matrix_flaw("output", layer.output, format, e.hidden, e.hidden);
+  if (flaw.empty()) flaw = matrix_flaw("up", layer.up, format, e.ffn, e.hidden);
+  if (flaw.empty()) flaw = matrix_flaw("down", layer.down, format, e.hidden, e.ffn);
   if (flaw.empty() && !(layer.attn_norm && layer.attn_norm_bias && layer.ffn_norm && layer.ffn_norm_bias))
     flaw = "a norm is missing";
   return flaw;
@@ -42,6 +44,7 @@ std::string encoder_flaw(const rl_encoder& e) {
   if (e.activation != RL_GELU_ERF && e.activation != RL_GELU_TANH && e.activation != RL_RELU)
     return "no such activation: " + std::to_string(e.activation);
   if (!e.words || !e.positions || !e.norm || !e.norm_bias || !e.layers) return "embeddings, their norm or layers are missing";
+  if (e.layers[0].qkv.format != RL_F32 && e.layers[0].qkv.format != RL_BF16) return "matrices are neither float32 nor bfloat16";
   for (int i = 0; i < e.num_layers; i++) {
     const std::string flaw = layer_flaw(e, e.layers[i]);
     if (!flaw.empty()) return "layer " + std::to_string(i) + ": " + flaw;
@@ -88,8 +91,15 @@ void take_buffers(rl_encoder_model& m) {
   m.context = Memory(tokens * size_t(m.hidden_stride) * 4);
   m.qkv = Memory((tokens * size_t(m.qkv_stride) + kPanel) * 4);  // the last head's values are read in whole vectors
   m.ffn = Memory(tokens * size_t(m.ffn_stride) * 4);
-  const int longest = std::min(e.max_tokens, e.max_positions - e.first_position);
-  for (int i = 0; i < m.pool->size(); i++) m.scratch.emplace_back(m.kernels->text_scratch_floats(longest, m.head_dim) * 4);
+  const int longest = std::min(e.max_tokens, e.max_positions - e.first_position), widest = padded_k(std::max(e.hidden, e.ffn));
+  m.rounded = m.layers[0].qkv.format == RL_BF16;
+  size_t scratch = m.kernels->text_scratch_floats(longest, m.head_dim) * 4;
+  if (m.rounded) {
+    m.input_kind = m.kernels->input_kind(RL_BF16, kManyRows, false);
+    m.inputs = Memory((tokens + size_t(m.kernels->own_rows)) * size_t(widest) * 2);
+    scratch = std::max(m.kernels->text_bf16_scratch_floats(longest, m.head_dim) * 4, m.kernels->panel_scratch_bytes(widest));
+  }
+  for (int i = 0; i < m.pool->size(); i++) m.scratch.emplace_back(scratch);
 }
 
 }  // namespace
@@ -98,7 +108,7 @@ void take_buffers(rl_encoder_model& m) {
 using namespace ridgeline;
 
 int64_t rl_encoder_model::bytes() const {
-  size_t total = residual.bytes() + qkv.bytes() + context.bytes() + ffn.bytes();
+  size_t total = residual.bytes() + qkv.bytes() + context.bytes() + ffn.bytes() + inputs.bytes();
   for (const Memory& memory : scratch) total += memory.bytes();
   return int64_t(total);
 }

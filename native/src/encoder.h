@@ -27,6 +27,9 @@ struct rl_encoder_model {
   int head_dim;
   int hidden_stride, qkv_stride, ffn_stride;
   ridgeline::Memory residual, qkv, context, ffn;  // [tokens][stride]
+  bool rounded;                                   // to bfloat16: inputs of matrices, and attention
+  ridgeline::InputKind input_kind;                // if rounded; for any number of tokens the same: a text's bits are its own
+  ridgeline::Memory inputs;                       // if rounded
   std::vector<ridgeline::Memory> scratch;         // of each thread
   std::vector<ridgeline::TextUnit> units;
 

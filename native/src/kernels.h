@@ -175,6 +175,8 @@ struct Kernels {
   void (*dense)(const DenseTask&);
   size_t (*text_scratch_floats)(int tokens, int head_dim);
   void (*attend_text)(const TextAttention&, float* scratch);
+  size_t (*text_bf16_scratch_floats)(int tokens, int head_dim);
+  void (*attend_text_bf16)(const TextAttention&, float* scratch);
 
   double (*peak_operations)(int kind, int64_t rounds);  // operations done in `rounds` rounds of registers only; 0: none
   void (*start_thread)();                               // once on each thread, before the first kernel

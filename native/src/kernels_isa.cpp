@@ -9,6 +9,7 @@
 #include "kernels/peak.h"
 #include "kernels/rows.h"
 #include "kernels/text.h"
+#include "kernels/text_bf16.h"
 #if defined(__AMX_BF16__)
 #include "kernels/attention_amx.h"
 #include "kernels/linear_amx.h"
@@ -140,7 +141,7 @@ const Kernels* RL_TABLE(RL_ISA)() {
       RL_TEXT(RL_ISA), kLinearRows, kOwnRows, input_kind, prepare_row, panel_products, kInputBlockBytes, panel_scratch_bytes,
       rms_norm,        layer_norm,  add_scaled, gate,        gate_clamped,      activate,   rope,   softcap,  keep_best,
       store_key,       store_value, attend, kAttentionTokens,
-      kDenseRows,      dense,       text_scratch_floats, attend_text,
+      kDenseRows,      dense,       text_scratch_floats, attend_text, text_bf16_scratch_floats, attend_text_bf16,
       peak_operations, start_thread,
   };
   return &table;

@@ -1,6 +1,8 @@
-// A random encoder of a few kilobytes in memory of exactly its size, and the same encoder in double precision.
+// A random encoder of a few kilobytes in memory of exactly its size, and the same encoder in double precision: if its weights are
+// bfloat16, with the same roundings.
 #pragma once
 #include <algorithm>
+#include <cstring>
 #include <deque>
 
 #include "packed.h"
@@ -10,8 +12,10 @@ struct TinyEncoder {
   std::deque<Aligned<float>> vectors;
   std::vector<rl_encoder_layer> layers;
   rl_encoder encoder{};
+  int format;
 
-  TinyEncoder(uint64_t seed, int heads, int head_dim, int ffn, int activation, int types = 2, int first_position = 0) {
+  TinyEncoder(uint64_t seed, int heads, int head_dim, int ffn, int activation, int types = 2, int first_position = 0, int format = RL_F32)
+      : format(format) {
     Random random(seed);
     const int hidden = heads * head_dim;
     encoder.hidden = hidden, encoder.heads = heads, encoder.ffn = ffn, encoder.vocab = 50, encoder.types = types;
@@ -65,14 +69,14 @@ struct TinyEncoder {
       Row scores;
       for (const Row& key : qkv) {
         double dot = 0;
-        for (size_t i = 0; i < dim; i++) dot += qkv[q][at + i] * key[hidden + at + i];
+        for (size_t i = 0; i < dim; i++) dot += rounded(qkv[q][at + i]) * rounded(key[hidden + at + i]);
         scores.push_back(dot / std::sqrt(double(dim)));
       }
       const double most = *std::max_element(scores.begin(), scores.end());
       double total = 0;
       for (double& score : scores) total += score = std::exp(score - most);
       for (size_t k = 0; k < qkv.size(); k++)
-        for (size_t i = 0; i < dim; i++) mixed[q][at + i] += scores[k] / total * qkv[k][2 * hidden + at + i];
+        for (size_t i = 0; i < dim; i++) mixed[q][at + i] += rounded(scores[k] / total) * rounded(qkv[k][2 * hidden + at + i]);
     }
   }
 
@@ -83,7 +87,7 @@ struct TinyEncoder {
     for (const Row& row : rows) {
       Row sums(m.bias, m.bias + m.n);
       for (size_t n = 0; n < sums.size(); n++)
-        for (size_t k = 0; k < row.size(); k++) sums[n] += double(weights[n * row.size() + k]) * row[k];
+        for (size_t k = 0; k < row.size(); k++) sums[n] += double(weights[n * row.size() + k]) * rounded(row[k]);
       out.push_back(sums);
     }
     return out;
@@ -95,6 +99,16 @@ struct TinyEncoder {
       rows[t] = normed(rows[t], norm, bias);
     }
     return rows;
+  }
+
+  double rounded(double x) const {
+    if (format == RL_F32) return x;
+    float value = float(x);
+    uint32_t bits;
+    std::memcpy(&bits, &value, 4);
+    bits = (bits + 0x7fff + ((bits >> 16) & 1)) & 0xffff0000;
+    std::memcpy(&value, &bits, 4);
+    return double(value);
   }
 
   Row normed(Row row, const float* norm, const float* bias) const {
@@ -119,7 +133,7 @@ struct TinyEncoder {
   }
 
   rl_matrix matrix(Random& random, int n, int k) {
-    matrices.emplace_back(RL_F32, n, k, random_floats(random, size_t(n) * size_t(k), 1.5f / std::sqrt(float(k))));
+    matrices.emplace_back(format, n, k, random_floats(random, size_t(n) * size_t(k), 1.5f / std::sqrt(float(k))));
     matrices.back().matrix.bias = floats(random, size_t(n), 0.3f);
     return matrices.back().matrix;
   }

@@ -10,11 +10,13 @@ import pytest
 import torch
 import transformers
 
-from ridgeline.models.encoders.packed import POOLINGS, encoder_table
+from ridgeline.models.encoders.packed import POOLINGS, encoder_table, encoder_weights
 from ridgeline.models.encoders.reference import TorchEncoder
 from ridgeline.models.encoders.weights import load_encoder_weights
 from ridgeline.models.spec.readers.encoder_config import read_encoder_spec
 from ridgeline.ops.cpu.encoder import NativeEncoder
+from ridgeline.ops.cpu.interface import Format
+from ridgeline.ops.cpu.library import available_isas
 
 VOCAB = 200
 # Sizes that are not multiples of a vector, and heads of odd sizes.
@@ -102,20 +104,51 @@ def test_poolings_are_those_of_sentence_transformers(tmp_path: Path, mode: str) 
         assert np.abs(fast - expected).max() < 1e-5
 
 
-@pytest.mark.parametrize("isa", ["avx512", "avx512vnni", "avxvnni", "avx2", "portable"])
-def test_a_text_has_the_same_vector_alone_and_in_any_company(tmp_path: Path, isa: str) -> None:
-    from ridgeline.ops.cpu.library import available_isas
-
+@pytest.mark.parametrize("format", [Format.F32, Format.BF16], ids=lambda one: one.name)
+@pytest.mark.parametrize("isa", ["amx", "avx512", "avx512vnni", "avxvnni", "avx2", "portable"])
+def test_a_text_has_the_same_vector_alone_and_in_any_company(
+    tmp_path: Path, isa: str, format: Format
+) -> None:
     if isa not in available_isas():
         pytest.skip(f"{isa} does not run here")
     checkpoint(tmp_path, "Bert")
     spec = read_encoder_spec(tmp_path)
-    native = NativeEncoder(encoder_table(spec, load_encoder_weights(tmp_path, spec), 160), 2, isa)
+    native = NativeEncoder(encoder_table(spec, load_encoder_weights(tmp_path, spec), 160, format), 2, isa)
     together = run(spec, native, TEXTS)
     backwards = run(spec, native, TEXTS[::-1])[::-1]
     alone = np.concatenate([run(spec, native, [text]) for text in TEXTS])
     assert np.array_equal(together, backwards)
     assert np.array_equal(together, alone)
+
+
+@pytest.mark.parametrize("isa", [isa for isa in ("amx", "avx512", "avx2") if isa in available_isas()])
+def test_bfloat16_keeps_the_direction_of_every_vector_of_a_real_model(isa: str) -> None:
+    from ridgeline.models.files.pull import ensure
+
+    path = ensure("all-minilm-l6-v2").path
+    spec = read_encoder_spec(path)
+    weights = load_encoder_weights(path, spec)
+    rng = np.random.default_rng(3)
+    texts = [[101, *map(int, rng.integers(1996, 20000, length)), 102] for length in (1, 6, 30, 100, 250)]
+    exact, rounded = (
+        run(spec, NativeEncoder(encoder_table(spec, weights, 400, format), 2, isa), texts)
+        for format in (Format.F32, Format.BF16)
+    )
+    cosines = (exact * rounded).sum(axis=1)
+    assert cosines.min() > 0.9998  # random ids: 0.99995
+    assert cosines.max() < 1 - 1e-7  # it was rounded
+
+
+def test_auto_rounds_where_there_are_bf16_products_and_never_a_score(tmp_path: Path) -> None:
+    checkpoint(tmp_path / "vectors", "Bert")
+    checkpoint(tmp_path / "scores", "Bert", "ForSequenceClassification", num_labels=1)
+    vectors, scores = (read_encoder_spec(tmp_path / name) for name in ("vectors", "scores"))
+    assert [encoder_weights("auto", vectors, isa) for isa in ("amx", "avx512")] == ["bfloat16"] * 2
+    assert {encoder_weights("auto", vectors, isa) for isa in ("avx512vnni", "avx2", "neon", "")} == {
+        "float32"
+    }
+    assert encoder_weights("auto", scores, "avx512") == "float32"
+    assert encoder_weights("float32", vectors, "avx512") == "float32"
 
 
 @pytest.mark.parametrize("family", ["Bert", "Roberta", "DistilBert"])

@@ -64,7 +64,8 @@ def test_vectors_are_those_of_sentence_transformers(http: httpx.Client) -> None:
 
     model = sentence_transformers.SentenceTransformer(str(ensure("all-minilm-l6-v2").path), device="cpu")
     answer = embed(http, TEXTS)
-    assert np.abs(vectors(answer) - model.encode(TEXTS)).max() < 1e-6
+    cosines = (vectors(answer) * model.encode(TEXTS)).sum(axis=1)
+    assert cosines.min() > 0.9999  # where there are bf16 products; elsewhere the vectors are equal to 1e-6
     assert answer["model"] == "all-minilm-l6-v2"
     tokens = sum(len(ids) for ids in model.tokenizer(TEXTS)["input_ids"])
     assert answer["usage"] == {"prompt_tokens": tokens, "total_tokens": tokens}

@@ -20,7 +20,7 @@ from ridgeline.engine.start.backend_choice import INSTALL_TORCH, why_not_gpu
 from ridgeline.engine.start.build import StartupBudget
 from ridgeline.engine.start.memory import DEFAULT_FRACTION, GIB, available_memory, resident_bytes
 from ridgeline.machine import compute_threads
-from ridgeline.models.encoders.packed import encoder_table
+from ridgeline.models.encoders.packed import FORMATS, encoder_table, encoder_weights
 from ridgeline.models.encoders.weights import load_encoder_weights
 from ridgeline.models.spec.encoder_spec import EncoderSpec
 from ridgeline.models.spec.readers.encoder_config import read_encoder_spec
@@ -53,12 +53,13 @@ def build_encoder(config: EngineConfig, path: Path, budget: StartupBudget | None
     with budget.stage("plan"):
         spec = read_encoder_spec(path)
         backend, reason = _choose(config)
+        weights = _weights(backend, config, spec)
         max_text_tokens = _longest(config, spec)
         step_tokens = max(config.step_tokens or STEP_TOKENS, max_text_tokens)
         _check_memory(config, spec, step_tokens)
     threads = config.threads or compute_threads()
     with budget.stage("weights"):
-        runner, unit = _runner(backend, config, path, spec, step_tokens, threads)
+        runner, unit = _runner(backend, weights, path, spec, step_tokens, threads)
     wants: tuple[Want, ...] = ("score",) if spec.output == "score" else ("vector", "tokens")
     core = EncoderCore(
         runner,
@@ -71,14 +72,15 @@ def build_encoder(config: EngineConfig, path: Path, budget: StartupBudget | None
         warm = np.zeros(min(WARM_UP_TOKENS, max_text_tokens), np.int32)
         runner.encode(warm, np.array([0, len(warm)], np.int32), None, wants[0])
     with budget.stage("limits"):
-        limits = _limits(spec, threads) if backend == "native" else {}
-    budget.bytes["weights"] = spec.weight_bytes("float32")
+        limits = _limits(spec, weights, threads) if backend == "native" else {}
+    saved = 2 * spec.matmul_parameters if weights == "bfloat16" else 0
+    budget.bytes["weights"] = spec.weight_bytes("float32") - saved
     budget.bytes["kv"] = 0
     budget.bytes["rest"] = max(resident_bytes() - budget.bytes["weights"], 0)
     return BuiltEncoder(
         core=core,
         spec=spec,
-        summary=f"{backend} ({unit}), weights float32",
+        summary=f"{backend} ({unit}), weights {weights}",
         notes=(*spec.notes, *((reason,) if reason else ()), *_unused(config)),
         budget=budget,
         limits=limits,
@@ -87,8 +89,6 @@ def build_encoder(config: EngineConfig, path: Path, budget: StartupBudget | None
 
 def _choose(config: EngineConfig) -> tuple[str, str]:
     """(backend, why not a better one). A GPU is used only on request: its encoder is torch's."""
-    if config.weights not in ("auto", "float32"):
-        raise InvalidConfig(f"--weights {config.weights}: encoders are computed in float32")
     if config.load_format != "auto":
         raise InvalidConfig(f"--load-format {config.load_format} is not supported for encoders")
     if config.backend == "cuda":
@@ -106,13 +106,24 @@ def _choose(config: EngineConfig) -> tuple[str, str]:
     return "native", ""
 
 
+def _weights(backend: str, config: EngineConfig, spec: EncoderSpec) -> str:
+    """float32 or bfloat16."""
+    known = FORMATS if backend == "native" else ("float32",)
+    if config.weights not in ("auto", *known):
+        raise InvalidConfig(
+            f"--weights {config.weights}: the {backend} backend computes encoders in {' or '.join(known)}"
+        )
+    isa = library.choose_isa() if backend == "native" else ""
+    return encoder_weights(config.weights, spec, isa)
+
+
 def _runner(
-    backend: str, config: EngineConfig, path: Path, spec: EncoderSpec, step_tokens: int, threads: int
+    backend: str, weights: str, path: Path, spec: EncoderSpec, step_tokens: int, threads: int
 ) -> tuple[EncoderRunner, str]:
-    weights = load_encoder_weights(path, spec)
+    values = load_encoder_weights(path, spec)
     if backend == "native":
-        table = encoder_table(spec, weights, step_tokens)
-        head = {name: value for name, value in weights.items() if name.startswith("head.")}
+        table = encoder_table(spec, values, step_tokens, FORMATS[weights])
+        head = {name: value for name, value in values.items() if name.startswith("head.")}
         try:
             encoder = NativeEncoder(table, threads)
         except NativeError as error:
@@ -125,9 +136,9 @@ def _runner(
     from ridgeline.models.encoders.reference import TorchEncoder
 
     if backend == "cuda":
-        return TorchEncoderRunner(TorchEncoder(spec, weights, "cuda")), torch.cuda.get_device_name()
+        return TorchEncoderRunner(TorchEncoder(spec, values, "cuda")), torch.cuda.get_device_name()
     torch.set_num_threads(threads)
-    return TorchEncoderRunner(TorchEncoder(spec, weights)), f"{threads} threads"
+    return TorchEncoderRunner(TorchEncoder(spec, values)), f"{threads} threads"
 
 
 def _longest(config: EngineConfig, spec: EncoderSpec) -> int:
@@ -150,9 +161,10 @@ def _check_memory(config: EngineConfig, spec: EncoderSpec, step_tokens: int) -> 
         )
 
 
-def _limits(spec: EncoderSpec, threads: int) -> dict[str, float]:
-    """FLOPs over the float32 peak rate: the upper bound for an encoder in float32 on this machine."""
-    ceilings = native_ceilings(np.empty(0, np.uint8), 0, (Peak.F32,), threads)
+def _limits(spec: EncoderSpec, weights: str, threads: int) -> dict[str, float]:
+    """FLOPs over the peak rate of the weights' type: the upper bound for this encoder on this machine."""
+    peak = Peak.BF16 if weights == "bfloat16" else Peak.F32
+    ceilings = native_ceilings(np.empty(0, np.uint8), 0, (peak,), threads)
     per_s = ceilings.flops_per_s / spec.flops_per_token(LIMIT_TOKENS)
     return {
         "read_bytes_per_s": ceilings.read_bytes_per_s,
