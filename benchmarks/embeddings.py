@@ -2,7 +2,7 @@
 
 All tokenize the same texts. sentence-transformers gets them all at once and sorts them by length, so that
 its batches hold little padding; ours are asked of an engine process, batch after batch as they come. Prints a
-table and writes JSON: the ratios, the share of what the units for the weights can do, and largest differences.
+table and writes JSON: ratios, the share of what the units for the weights can do, and largest differences.
 
     python benchmarks/embeddings.py [--rounds 5] [--texts 512] [--tokens 256] [--batch 64]
                                     [--fastembed FOLDER] [--json out.json]
