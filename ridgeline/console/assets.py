@@ -48,6 +48,7 @@ FIRST_VIEW = (
     "console/ui.js",
     "console/pages/chat.js",
     "console/pages/chat_files.js",
+    "console/pages/chat_history.js",
     "console/pages/chat_reply.js",
     "console/pages/chat_settings.js",
 )

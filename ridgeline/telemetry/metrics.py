@@ -123,6 +123,7 @@ ENGINE_GAUGES: dict[str, tuple[str, Callable[[EngineStats], float]]] = {
 ENGINE_COUNTERS: dict[str, tuple[str, str]] = {
     "prefix_cache_queries": ("Prompt tokens looked up in the prefix cache", "prefix_queries"),
     "prefix_cache_hits": ("Prompt tokens found in the prefix cache", "prefix_hits"),
+    "prefix_cache_evicted": ("Prompt tokens missed because their KV was evicted", "prefix_evicted"),
     "num_preemptions": ("Sequences that lost their KV blocks and were recomputed", "preemptions"),
     "recomputed_tokens": ("Tokens computed again because of preemption", "recomputed_tokens"),
     "prompt_tokens": ("Prompt tokens computed or found in the cache", "prompt_tokens"),

@@ -48,6 +48,7 @@ class EngineStats:
     block_size: int = 0
     prefix_queries: int = 0  # prompt tokens looked up
     prefix_hits: int = 0  # prompt tokens found
+    prefix_evicted: int = 0  # prompt tokens that were cached once, and evicted
     preemptions: int = 0
     recomputed_tokens: int = 0
     steps: int = 0

@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+import asyncio
 import gzip
 import json
 import re
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from ridgeline.console.events import EventHub
+from ridgeline.engine.client.output import OutputChunk
+from ridgeline.engine.schedule.request import SamplingParams
 from ridgeline.server.config import ServerConfig
 from tests.console.browser import Tab, launched, tab_of, until
 from tests.console.threaded_stage import serving
+from tests.patience import PATIENCE_S
 from tests.server.scripted_client import say
 from tests.server.stage import Stage
 
@@ -24,6 +29,9 @@ ANSWER = (
 AXE = Path(__file__).parent / "axe-core-4.14.0.min.js.gz"  # as in the npm package; MPL-2.0
 SEEN = {"chat": ".reply-foot", "live": ".model-grid", "requests": "tbody tr"}
 KEY = "a-key-of-this-test"
+HERMES = '{{ tools }}<tool_call>{"name": ...}</tool_call> {{ messages }}'
+CALL = '<tool_call>\n{"name": "weather", "arguments": {"city": "Köln"}}\n</tool_call>'
+WEATHER = {"type": "function", "function": {"name": "weather", "parameters": {"type": "object"}}}
 
 
 @pytest.fixture(scope="module")
@@ -198,6 +206,68 @@ def test_a_key_stays_in_the_tab_and_goes_to_this_host_alone(browser: Any) -> Non
         assert any(headers.get("authorization") == f"Bearer {KEY}" for headers in sent)
         page.get_by_role("button", name="Request").click()
         assert KEY not in page.locator("dialog").inner_text()
+
+
+def test_a_stream_that_stands_still_without_an_end_is_opened_again(
+    browser: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stream, opened = EventHub.stream, []
+
+    async def stalled(self: EventHub, topics: Any, last_id: str = "") -> AsyncIterator[bytes]:
+        opened.append(last_id)
+        async for part in stream(self, topics, last_id):
+            yield part
+            if len(opened) == 1:
+                await asyncio.sleep(PATIENCE_S)  # as a connection whose other end has gone
+
+    monkeypatch.setattr(EventHub, "stream", stalled)
+    with serving(lambda: Stage(script=say("fine"))) as (url, _), tab_of(browser, url) as tab:
+        page = tab.open()
+        page.wait_for_selector(".connection[data-state=lost]")
+        page.wait_for_selector(".connection[data-state=live]")
+        assert opened[0] == ""
+        assert opened[1] != ""  # it continues the first
+
+
+def test_a_tool_s_result_is_sent_with_its_call_and_a_reload_keeps_the_conversation(browser: Any) -> None:
+    async def script(prompt: list[int], params: SamplingParams) -> AsyncIterator[OutputChunk]:
+        said = "It is sunny." if b"sunny" in bytes(one for one in prompt if one < 256) else CALL
+        async for chunk in say(said)(prompt, params):
+            yield chunk
+
+    with serving(lambda: Stage(script=script, template=HERMES)) as (url, _), tab_of(browser, url) as tab:
+        bodies: list[dict[str, Any]] = []
+        tab.page.on(
+            "request",
+            lambda one: bodies.append(one.post_data_json) if one.url.endswith("completions") else None,
+        )
+        page = tab.open()
+        page.get_by_role("button", name="Settings").first.click()
+        page.get_by_label("Tools").fill(json.dumps([WEATHER]))
+        page.get_by_role("button", name="Close settings").click()
+        send(page, "How is the weather?")
+        page.get_by_label("Result of weather").fill("sunny, 20 degrees")
+        page.reload()
+        page.get_by_label("Result of weather").fill("sunny, 20 degrees")
+        page.get_by_role("button", name="Send result").click()
+        page.wait_for_selector("text=It is sunny.")
+        user, assistant, tool = bodies[-1]["messages"]
+        assert user["content"] == "How is the weather?"
+        (call,) = assistant["tool_calls"]
+        assert json.loads(call["function"]["arguments"]) == {"city": "Köln"}
+        assert tool == {"role": "tool", "tool_call_id": call["id"], "content": "sunny, 20 degrees"}
+        send(page, "Thanks.")
+        until(page, "document.querySelectorAll('.reply[data-state=done]').length", 3)
+        page.reload()
+        until(page, "document.querySelectorAll('.reply').length", 3)
+        assert "It is sunny." in page.locator(".log").inner_text()
+        assert [one["role"] for one in bodies[-1]["messages"]] == [
+            "user",
+            "assistant",
+            "tool",
+            "assistant",
+            "user",
+        ]
 
 
 def test_a_theme_is_kept_and_a_new_chat_needs_no_server(tab: Tab) -> None:

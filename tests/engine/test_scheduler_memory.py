@@ -30,6 +30,17 @@ class TestPrefixCache:
         stats = engine.scheduler.stats()
         assert (stats.prefix_queries, stats.prefix_hits) == (20, 8)
 
+    def test_a_miss_is_told_apart_by_what_was_evicted(self) -> None:
+        engine = engine_with(num_blocks=4)
+        engine.scheduler.index.evicted = {}
+        assert self.ask(engine, "a", list(self.PROMPT)) == 0
+        assert engine.scheduler.stats().prefix_evicted == 0  # new
+        self.ask(engine, "b", list(range(50, 63)))
+        assert self.ask(engine, "c", list(self.PROMPT)) == 0
+        assert engine.scheduler.stats().prefix_evicted == 8  # the ninth token fills no block
+        assert self.ask(engine, "d", [*self.PROMPT, 10]) == 8
+        assert engine.scheduler.stats().prefix_evicted == 8
+
     def test_at_least_the_last_prompt_token_is_computed(self) -> None:
         engine = engine_with()
         assert self.ask(engine, "a", [1, 2, 3, 4, 5, 6, 7, 8]) == 0

@@ -32,6 +32,7 @@ PROMISED = [
     "kv_cache_usage_perc",
     "prefix_cache_queries_total",
     "prefix_cache_hits_total",
+    "prefix_cache_evicted_total",
     "num_preemptions_total",
     "prompt_tokens_total",
     "generation_tokens_total",

@@ -5,6 +5,7 @@ import { headers, info, key, onKey } from "console/api.js";
 const RETRY_MS = [250, 500, 1000, 2000];
 const PAST_FRAMES = 300;
 const SILENT_MS = 2000; // a frame comes each second
+const DEAD_MS = 10000; // after this the connection is taken for broken, though nothing has closed it
 
 // Splits text/event-stream; also used for chat streams.
 export class EventParser {
@@ -81,6 +82,7 @@ class Feed {
     if (this.controller || document.hidden || !this.topics.size || !info.events) return;
     if (info.needs_key && !key()) return this.say("key", "a key is needed");
     const controller = (this.controller = new AbortController());
+    this.heardAt = performance.now();
     try {
       const more = this.lastId ? { "last-event-id": this.lastId } : {};
       const url = `/console/events?topics=${[...this.topics].join(",")}`;
@@ -119,8 +121,12 @@ class Feed {
   }
 
   watch() {
-    if (this.status.state !== "live" || performance.now() - this.heardAt < SILENT_MS) return;
-    this.say("lost", "no data for 2 s");
+    const silent = performance.now() - this.heardAt;
+    if (!this.controller || silent < SILENT_MS) return;
+    if (this.status.state === "live") this.say("lost", "no data for 2 s");
+    if (silent < DEAD_MS) return;
+    this.close();
+    this.open();
   }
 
   say(state, why) {

@@ -18,6 +18,15 @@ export class Reply {
     this.unread = [];
   }
 
+  // A reply out of this tab's storage.
+  static again({ figures, problem, ...stored }) {
+    const reply = Object.assign(new Reply(stored.body, stored.model), stored);
+    if (reply.isOpen) reply.state = "stopped";
+    if (problem) reply.error = new ApiError(0, problem);
+    reply.figures = () => ({ ...figures, row: reply.row });
+    return reply;
+  }
+
   on(heard) {
     this.listeners.add(heard);
     return () => this.listeners.delete(heard);
@@ -130,10 +139,5 @@ export class Reply {
       out,
       row: this.row,
     };
-  }
-
-  message() {
-    const calls = this.calls.map(({ id, name, arguments: given }) => ({ id, type: "function", function: { name, arguments: given } }));
-    return { role: "assistant", content: this.text, ...(calls.length ? { tool_calls: calls } : {}) };
   }
 }

@@ -12,6 +12,7 @@ from hashlib import blake2b
 from struct import pack
 
 HASH_BYTES = 16
+EVICTED_KEPT = 16_384  # hashes of evicted blocks: 2 MB
 
 
 def block_hash(parent: bytes, tokens: Sequence[int]) -> bytes:
@@ -31,6 +32,8 @@ class PrefixIndex:
         # Hashes that came or went since a reader last took it, and whether they are indexed now. None: no
         # reader.
         self.journal: dict[bytes, bool] | None = None
+        # Hashes of evicted blocks, oldest first: a lookup can say why it missed. None: not kept.
+        self.evicted: dict[bytes, None] | None = None
 
     def root(self, adapter: str = "", namespace: str = "") -> bytes:
         """The parent of every first block. Prefixes under different roots never match."""
@@ -86,6 +89,15 @@ class PrefixIndex:
             del self._block_of[name]
             if self.journal is not None:
                 self.journal[name] = False
+            if self.evicted is not None:
+                self.evicted[name] = None
+                if len(self.evicted) > EVICTED_KEPT:
+                    del self.evicted[next(iter(self.evicted))]
+
+    def num_evicted(self, hashes: Sequence[bytes]) -> int:
+        """How many blocks with these hashes were indexed once and are evicted, as far as is remembered."""
+        evicted = self.evicted or {}
+        return sum(1 for name in hashes if name in evicted and name not in self._block_of)
 
     def clear(self) -> None:
         self.version += 1

@@ -28,6 +28,11 @@ class SequenceBlocks:
         self._name_full_blocks(seq)
         return self.index.lookup(seq.block_hashes[: usable_tokens // self._size])
 
+    def num_evicted_tokens(self, seq: Sequence, found: int) -> int:
+        """Prompt tokens behind the first `found` ones whose KV was cached once and is evicted."""
+        places = slice(found // self._size, seq.prompt_len // self._size)
+        return self.index.num_evicted(seq.block_hashes[places]) * self._size
+
     def num_idle(self, blocks: list[int]) -> int:
         """How many of these are not held. Taking them reduces what is available."""
         return sum(1 for block in blocks if self.pool.references(block) == 0)

@@ -376,6 +376,7 @@ class Scheduler:
             block_size=self.limits.block_size,
             prefix_queries=counters.prefix_queries,
             prefix_hits=counters.prefix_hits,
+            prefix_evicted=counters.prefix_evicted,
             preemptions=counters.preemptions,
             recomputed_tokens=counters.recomputed_tokens,
             steps=counters.steps,

@@ -22,6 +22,7 @@ class Counters:
 
     prefix_queries: int = 0
     prefix_hits: int = 0
+    prefix_evicted: int = 0
     preemptions: int = 0
     recomputed_tokens: int = 0
     steps: int = 0
@@ -61,6 +62,7 @@ class SequenceStates:
             seq.timing.cached_tokens = found
             self.counters.prefix_queries += seq.prompt_len
             self.counters.prefix_hits += found
+            self.counters.prefix_evicted += self.blocks.num_evicted_tokens(seq, found)
 
     def preempt(self, seq: Sequence) -> None:
         """Release a running sequence's blocks and queue it again. Tokens no longer cached are recomputed."""

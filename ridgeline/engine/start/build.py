@@ -237,7 +237,9 @@ def _core(
         model_salt=f"{path}:{loaded.runner.name}:{loaded.weights}:{loaded.kv}",
     )
     lookahead = None if config.overlap else 0  # None: the runner's own value
-    return EngineCore(Scheduler(limits), loaded.runner, config.step_ring, lookahead=lookahead)
+    scheduler = Scheduler(limits)
+    scheduler.index.evicted = {}
+    return EngineCore(scheduler, loaded.runner, config.step_ring, lookahead=lookahead)
 
 
 def _model_drafter(

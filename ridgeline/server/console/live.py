@@ -46,6 +46,7 @@ class ModelFrame(msgspec.Struct, omit_defaults=True):
     output_tokens: int = 0
     prefix_queries: int = 0
     prefix_hits: int = 0
+    prefix_evicted: int = 0
     preemptions: int = 0
     steps: int = 0
     recent: StepSums | None = None  # None: the engine did not answer in time
@@ -101,6 +102,7 @@ class LiveFigures:
             "output_tokens",
             "prefix_queries",
             "prefix_hits",
+            "prefix_evicted",
             "preemptions",
             "steps",
         ):

@@ -3,30 +3,25 @@
 import { useEffect, useLayoutEffect, useRef, useState } from "preact/hooks";
 import { CHAT, ask, info, needsKey } from "console/api.js";
 import { Attached, partsOf, read } from "console/pages/chat_files.js";
+import { keep, kept, messagesOf } from "console/pages/chat_history.js";
 import { Reply } from "console/reply.js";
 import { ReplyCard } from "console/pages/chat_reply.js";
 import { ChatSettings, DEFAULTS, bodyOf } from "console/pages/chat_settings.js";
 import { Empty, Notice, html, icons, useLoad, useStored } from "console/ui.js";
 
 // The conversation outlives the page's component: another page may be opened while an answer streams.
-const chat = { turns: [], draft: "", files: [] };
+const chat = { turns: kept(), draft: "", files: [] };
 const STARTERS = [
   "Explain in three sentences why decoding is limited by memory bandwidth.",
   "Write a Python function that merges two sorted lists.",
   "List five questions to ask before choosing a GPU.",
 ];
 
-const messagesOf = (turns, column) =>
-  turns.flatMap(({ text, files, replies }) => {
-    const reply = replies[column] ?? replies[0];
-    return [{ role: "user", content: partsOf(text, files) }, ...(reply.text || reply.calls.length ? [reply.message()] : [])];
-  });
-
 export default function Chat({ askKey }) {
   const [settings, setSettings] = useStored("chat", DEFAULTS);
   const [isOpen, setOpen] = useState(false);
   const [, redraw] = useState(0);
-  const changed = () => redraw((turn) => turn + 1);
+  const changed = () => (keep(chat.turns), redraw((turn) => turn + 1));
   const log = useRef();
   const models = useLoad(async () => (needsKey(CHAT) ? { data: [] } : ask("/v1/models", undefined, { which: CHAT })));
   const cards = (models.value?.data ?? []).filter((card) => card.task !== "embed");
@@ -42,16 +37,17 @@ export default function Chat({ askKey }) {
 
   const run = (text, files = chat.files) => {
     if (needsKey(CHAT)) return askKey();
-    if (!text.trim() || isBusy || !chosen[0]) return;
+    const isResults = text === null; // of the last reply's calls
+    if (!(isResults || text.trim()) || isBusy || !chosen[0]) return;
     const base = bodyOf(settings);
     const replies = chosen.map((model, column) => {
-      const history = [...messagesOf(chat.turns, column), { role: "user", content: partsOf(text, files) }];
+      const said = isResults ? [] : [{ role: "user", content: partsOf(text, files) }];
+      const history = [...messagesOf(chat.turns, column), ...said];
       const system = settings.system.trim() ? [{ role: "system", content: settings.system }] : [];
       return new Reply({ ...base, messages: [...system, ...history] }, model);
     });
-    chat.turns = [...chat.turns, { text, files, replies }];
-    chat.draft = "";
-    chat.files = [];
+    chat.turns = [...chat.turns, { text, files: isResults ? [] : files, replies }];
+    if (!isResults) [chat.draft, chat.files] = ["", []];
     for (const reply of replies) reply.start(info.kind === "server").then(changed);
     changed();
   };
@@ -83,9 +79,9 @@ export default function Chat({ askKey }) {
         ${chat.turns.map((turn, index) => {
           const earlier = chat.turns.slice(0, index + 1);
           return html`<article class="turn" key=${index}>
-            <div class="said"><${Attached} files=${turn.files} /><p>${turn.text}</p></div>
+            ${turn.text !== null && html`<div class="said"><${Attached} files=${turn.files} /><p>${turn.text}</p></div>`}
             <div class="replies" data-count=${turn.replies.length}>
-              ${turn.replies.map((reply, column) => html`<${ReplyCard} reply=${reply} card=${cards.find((card) => card.id === reply.model)} earlier=${earlier.map((one) => (one.replies[column] ?? one.replies[0]).body)} isLast=${index === chat.turns.length - 1} onRetry=${again} canRetry=${!isBusy} />`)}
+              ${turn.replies.map((reply, column) => html`<${ReplyCard} reply=${reply} card=${cards.find((card) => card.id === reply.model)} earlier=${earlier.map((one) => (one.replies[column] ?? one.replies[0]).body)} isLast=${index === chat.turns.length - 1} onRetry=${again} canRetry=${!isBusy} onResults=${turn.replies.length === 1 && chosen.length === 1 && index === chat.turns.length - 1 ? () => run(null) : null} />`)}
             </div>
           </article>`;
         })}

@@ -7,7 +7,7 @@ import { markdownInto } from "console/markdown.js";
 import { curl, python } from "console/snippets.js";
 import { Badge, CopyButton, Dialog, Figure, Loading, Notice, Table, Tabs, html, icons, useLoad } from "console/ui.js";
 
-export function ReplyCard({ reply, card, earlier, isLast, canRetry, onRetry }) {
+export function ReplyCard({ reply, card, earlier, isLast, canRetry, onRetry, onResults }) {
   const [, redraw] = useState(0);
   const [dialog, setDialog] = useState("");
   useEffect(() => {
@@ -29,7 +29,7 @@ export function ReplyCard({ reply, card, earlier, isLast, canRetry, onRetry }) {
     </header>
     <${Reasoning} reply=${reply} />
     <${ReplyText} reply=${reply} />
-    ${reply.calls.map((call) => html`<div class="call"><span class="faint">calls</span> <code>${call.name}(${call.arguments})</code></div>`)}
+    ${reply.calls.length > 0 && html`<${Calls} reply=${reply} onResults=${onResults} />`}
     ${reply.error && html`<${Notice} tone="alarm">${reply.error.message}${reply.error.retryAfter ? ` Retry after ${reply.error.retryAfter} s.` : ""}<//>`}
     ${!reply.isOpen && html`<footer class="reply-foot">
       <${ReplyFigures} reply=${reply} card=${card} />
@@ -45,6 +45,20 @@ export function ReplyCard({ reply, card, earlier, isLast, canRetry, onRetry }) {
     ${dialog === "tokens" && html`<${TokensDialog} reply=${reply} onClose=${() => setDialog("")} />`}
     ${dialog === "cache" && html`<${CacheDialog} reply=${reply} bodies=${earlier} onClose=${() => setDialog("")} />`}
   </section>`;
+}
+
+// The model's calls. In the last reply each has a box for its result; all together they are sent as tool messages.
+function Calls({ reply, onResults }) {
+  const [, redraw] = useState(0);
+  const typed = (call) => (event) => ((call.result = event.target.value), redraw((turn) => turn + 1));
+  const canAnswer = onResults && reply.state === "done";
+  return html`<div class="calls">
+    ${reply.calls.map((call) => html`<div class="call">
+      <p><span class="faint">calls</span> <code>${call.name}(${call.arguments})</code></p>
+      ${canAnswer ? html`<textarea rows="2" aria-label=${`Result of ${call.name}`} placeholder="What the tool answers" value=${call.result ?? ""} onInput=${typed(call)}></textarea>` : call.result && html`<p><span class="faint">result</span> <code>${call.result}</code></p>`}
+    </div>`)}
+    ${canAnswer && html`<button type="button" disabled=${!reply.calls.every((call) => call.result)} onClick=${onResults}>${reply.calls.length > 1 ? "Send results" : "Send result"}</button>`}
+  </div>`;
 }
 
 const MOST_CHARACTERS = 4000; // of one frame: a long text that is already there comes over several

@@ -71,7 +71,7 @@ const share = (one) => (one.limit_tokens_per_s ? one.output_tokens_per_s / one.l
 const REPLICA = [
   { name: "Replica", cell: (one) => html`<code>${one.id}</code>` },
   { name: "State", cell: (one) => html`<${Badge} tone=${TONES[one.state]}>${one.state}<//>` },
-  { name: "For", number: true, cell: (one) => since(one.in_state_s) },
+  { name: "In this state", number: true, cell: (one) => since(one.in_state_s) },
   { name: "Running", number: true, cell: (one) => `${count(one.running)} of ${count(one.max_running)}` },
   { name: "Queue", number: true, cell: (one) => count(one.waiting) },
   { name: "tok/s", number: true, cell: (one) => rate(one.output_tokens_per_s) },

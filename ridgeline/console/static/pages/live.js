@@ -94,7 +94,7 @@ function ModelPanel({ model }) {
     <div class="figures ruled">
       <${Figure} name="Running" value=${count(model.running ?? 0)} unit=${known.max_running ? `of ${count(known.max_running)}` : ""} formula="num_requests_running; max_running is the engine's setting." />
       <${Figure} name="Queue" value=${count(model.waiting ?? 0)} unit=${model.background ? `+ ${count(model.background)} background` : ""} formula="num_requests_waiting; background requests apart." />
-      <${Figure} name="Cache hits, 5 min" value=${percent(hits)} formula="Δ prefix_cache_hits_total ÷ Δ prefix_cache_queries_total, in prompt tokens, over the frames of the chart." />
+      <${Figure} name="Cache hits, 5 min" value=${percent(hits.found)} unit=${hits.found === null || hits.found === 1 ? "" : `${percent(hits.evicted)} evicted, ${percent(1 - hits.found - hits.evicted)} new`} formula="Δ prefix_cache_hits_total ÷ Δ prefix_cache_queries_total, in prompt tokens, over the frames of the chart. Missed tokens: evicted ones were cached once (Δ prefix_cache_evicted_total); new ones were not seen before, or fill no whole block." />
       <${Figure} name="Preemptions" value=${count(model.preemptions ?? 0)} formula="num_preemptions_total since the engine started." tone=${model.preemptions ? "alarm" : ""} />
       <${Figure} name="Busy" value=${percent(now.busy)} formula="Σ busy_s of the steps since the last frame ÷ Δ time: the share of time in which a step ran." />
       <${Figure} name="Decode batch" value=${rate(now.batch)} formula="Σ decode_batch of the steps since the last frame ÷ their number." />
@@ -120,7 +120,7 @@ function Blocks({ model, known }) {
     <div class="figures three">
       <${Figure} name=${html`<i style="--swatch: var(--c-decode)"></i>Held`} label="Held" value=${count(held)} unit=${percent(total ? held / total : null)} formula="kv_blocks held by running sequences, and their share of kv_blocks_total." />
       <${Figure} name=${html`<i style="--swatch: var(--c-prefill)"></i>Cached`} label="Cached" value=${count(cached)} unit=${percent(total ? cached / total : null)} formula="kv_blocks_cached: free, but reusable by prefix." />
-      <${Figure} name=${html`<i style="--swatch: var(--sunken)"></i>Free`} label="Free" value=${count(free)} unit=${percent(total ? free / total : null)} formula=${`kv_blocks_total − held − cached; ${count(total)} blocks in all.`} />
+      <${Figure} name=${html`<i style="--swatch: color-mix(in srgb, var(--ink) 14%, var(--sunken))"></i>Free`} label="Free" value=${count(free)} unit=${percent(total ? free / total : null)} formula=${`kv_blocks_total − held − cached; ${count(total)} blocks in all.`} />
     </div>
   </div>`;
 }
@@ -128,7 +128,8 @@ function Blocks({ model, known }) {
 function recentHits(frames) {
   const [first, last] = [frames[0]?.model, frames.at(-1)?.model];
   const asked = last && first ? difference(last, first, "prefix_queries") : 0;
-  return asked ? difference(last, first, "prefix_hits") / asked : null;
+  const share = (name) => (asked ? difference(last, first, name) / asked : null);
+  return { found: share("prefix_hits"), evicted: share("prefix_evicted") };
 }
 
 function Throughput({ name, frames, limit }) {

@@ -9,7 +9,7 @@ import { Badge, CopyButton, Empty, Table, Tabs, html, icons } from "console/ui.j
 const KEPT = 2000;
 const LISTED = 25;
 const SPANS = { "30 s": 30_000, "2 min": 120_000, "10 min": 600_000 };
-const TONES = { done: "good", aborted: "warn", failed: "alarm", decode: "accent", queued: "plain" };
+const TONES = { done: "good", aborted: "alarm", failed: "alarm", decode: "accent", queued: "plain" };
 
 // Every record replaces the one of the same id, so an event that comes twice shows nothing twice.
 const requests = new Map();
