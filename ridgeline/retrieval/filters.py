@@ -30,6 +30,17 @@ class Compare:
     key: str
     values: tuple[Attribute, ...]
 
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Compare) and self._typed == other._typed
+
+    def __hash__(self) -> int:
+        return hash(self._typed)
+
+    @property
+    def _typed(self) -> tuple[object, ...]:
+        """Filters are the keys of caches: to Python alone, True equals 1.0 and has its hash."""
+        return self.type, self.key, tuple((kind_of(value), value) for value in self.values)
+
     def matches(self, attributes: Attributes) -> bool:
         value = attributes.get(self.key)
         if self.type in ("ne", "nin"):

@@ -190,6 +190,23 @@ async def test_random_filters_select_what_the_oracle_selects(store: Store) -> No
         assert {one.chunk_id for one in texts} == expected, str(where)
 
 
+async def test_a_filter_of_one_type_does_not_answer_for_another(store: Store) -> None:
+    """True equals 1.0 in Python: the filters that follow each other must not share a kept mask."""
+    await store.create(MINE, SPEC)
+    there: list[Attributes] = [{"flag": True}, {"flag": 1}, {"flag": "1"}, {"flag": False}, {"flag": 0}]
+    for i, attributes in enumerate(there):
+        await store.put(MINE, *document(f"d{i}", ["word"], attributes))
+    query = np.ones((1, SPEC.dimensions), np.float32)
+    for kind in ("eq", "ne"):
+        for i, attributes in enumerate(there):
+            where = parse_filter({"type": kind, "key": "flag", "value": attributes["flag"]})
+            expected = {f"d{i}:0"} if kind == "eq" else {f"d{j}:0" for j in range(len(there)) if j != i}
+            [found] = await store.search_vectors(MINE, query, where, 9)
+            assert {one.chunk_id for one in found} == expected, str(where)
+            texts = await store.search_text(MINE, "word", where, 9)
+            assert {one.chunk_id for one in texts} == expected, str(where)
+
+
 async def test_vector_search_is_exact(store: Store) -> None:
     await store.create(MINE, SPEC)
     for i in range(12):
