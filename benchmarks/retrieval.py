@@ -199,7 +199,7 @@ async def ranked_by_searcher(
                     await store.put(namespace, Document(id, id, texts[id]), [chunk])
                 print(f"\rembedded {first + len(some)} of {len(ids)}", end="", file=sys.stderr)
             print(file=sys.stderr)
-            searcher = Searcher(store, QueryEmbeddings(vectors))
+            searcher = Searcher(store, QueryEmbeddings(vectors, name))
             ways = {
                 "vector": SearchOptions(k=100),
                 "hybrid": SearchOptions(k=100, text_weight=1.0),

@@ -141,6 +141,27 @@ def unit_rows(vectors: NDArray[np.floating], spec: NamespaceSpec) -> Vector:
     return (rows / np.where(lengths > 0, lengths, 1.0)).astype(np.float32)
 
 
+def check_model(namespace: Namespace, spec: NamespaceSpec, model: str) -> None:
+    """SpecMismatch where the namespace's vectors are another model's: those of two models have nothing in
+    common, even where they have the same number of dimensions.
+    """
+    if spec.embedding_model != model:
+        raise SpecMismatch(
+            f"the vectors of {namespace.name!r} were made with {spec.embedding_model!r}, and the embedding model "
+            f"is {model!r}: embed with {spec.embedding_model!r}, or add the files to another vector store"
+        )
+
+
+def check_spec(namespace: Namespace, there: NamespaceSpec, asked: NamespaceSpec) -> None:
+    """SpecMismatch where a namespace exists with other vectors than are asked for."""
+    check_model(namespace, there, asked.embedding_model)
+    if there.dimensions != asked.dimensions:
+        raise SpecMismatch(
+            f"the vectors of {namespace.name!r} have {there.dimensions} dimensions of "
+            f"{there.embedding_model!r}, not {asked.dimensions}"
+        )
+
+
 def truncated(vectors: NDArray[np.floating], dimensions: int) -> Vector:
     """Matryoshka truncation: the first `dimensions` values of each vector, at length 1 again."""
     if not 0 < dimensions <= vectors.shape[-1]:

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import pytest_asyncio
 
-from ridgeline.retrieval.errors import BadInput
+from ridgeline.retrieval.errors import BadInput, SpecMismatch
 from ridgeline.retrieval.filters import parse_filter
 from ridgeline.retrieval.metrics import mean_metrics, ndcg, recall, reciprocal_rank
 from ridgeline.retrieval.search.embeddings import QueryEmbeddings
@@ -46,7 +46,7 @@ async def searcher(tmp_path: Path) -> AsyncIterator[Searcher]:
         [vector] = await embed([text])
         chunk = Chunk(f"{id}:0", id, 0, 0, len(text), text, {}, vector[:8])
         await store.put(NAMESPACE, Document(id, id, text, {"first": id in "ab"}), [chunk])
-    yield Searcher(store, QueryEmbeddings(embed))
+    yield Searcher(store, QueryEmbeddings(embed, "words"))
     await store.close()
 
 
@@ -76,6 +76,16 @@ def test_fusion_is_the_sum_of_reciprocal_ranks() -> None:
     assert found["y"] == pytest.approx((1 / 62 + 2 / 61) / most)
     assert found["x"] == pytest.approx((1 / 61) / most)
     assert [id for id, _ in fused([(1.0, ["x", "y"]), (2.0, ["y", "z"])])] == ["y", "z", "x"]
+
+
+async def test_vectors_of_another_model_are_not_compared(searcher: Searcher) -> None:
+    """As many dimensions, and no meaning in common. The text leg compares no vectors."""
+    other = Searcher(searcher._store, QueryEmbeddings(embed, "other-words"))
+    for weight in (0.0, 1.0):
+        with pytest.raises(SpecMismatch, match=r"made with 'words'.* model is 'other-words'"):
+            await other.search(NAMESPACE, ["red apple"], SearchOptions(text_weight=weight))
+    texts = await other.search(NAMESPACE, ["wine"], SearchOptions(embedding_weight=0, text_weight=1))
+    assert ids(texts.hits) == ["c"]
 
 
 async def test_a_query_string_is_embedded_once(searcher: Searcher) -> None:

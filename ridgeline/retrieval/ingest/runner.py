@@ -149,8 +149,13 @@ class IngestRunner:
         except FileNotFoundError:
             raise InvalidFile("the file was deleted before it was read") from None
         cut = await asyncio.to_thread(self._cut, path, file, embedder)
+        if not await self._catalog.is_wanted(file):
+            raise Unwanted
+        # Before anything is computed: a store with another model's vectors takes none of these.
+        namespace = Namespace(self._tenant, file.store_id)
+        await self._store.create(namespace, NamespaceSpec(embedder.dimensions, embedder.model))
         vectors = await self._vectors(file, cut, embedder)
-        await self._put(file, cut, vectors, embedder)
+        await self._put(file, cut, vectors)
 
     def _cut(self, path: Path, file: StoreFile, embedder: Embedder) -> Cut:
         text = parse(path, file.filename, self._limits)
@@ -181,7 +186,7 @@ class IngestRunner:
                     raise Unwanted
         return np.concatenate(rows)
 
-    async def _put(self, file: StoreFile, cut: Cut, vectors: Vector, embedder: Embedder) -> None:
+    async def _put(self, file: StoreFile, cut: Cut, vectors: Vector) -> None:
         namespace = Namespace(self._tenant, file.store_id)
         rows = chunk_vectors(cut.pieces, vectors)
         chunks = [
@@ -201,7 +206,6 @@ class IngestRunner:
         if current is None or current.number != file.number:
             raise Unwanted
         document = Document(file.file_id, file.filename, cut.text, current.attributes)
-        await self._store.create(namespace, NamespaceSpec(embedder.dimensions, embedder.model))
         # Both writes end, or neither is acknowledged: a stopping process must not leave the pair half done.
         await asyncio.shield(asyncio.ensure_future(self._publish(namespace, file, document, chunks)))
 

@@ -15,9 +15,10 @@ Embed: TypeAlias = Callable[[Sequence[str]], Awaitable[Vector]]
 
 
 class QueryEmbeddings:
-    """`embedded` counts the strings that went to the embedder."""
+    """`model` names whose vectors they are. `embedded` counts the strings that went to the embedder."""
 
-    def __init__(self, embed: Embed, kept: int = 1024) -> None:
+    def __init__(self, embed: Embed, model: str, kept: int = 1024) -> None:
+        self.model = model
         self._embed, self._most = embed, kept
         self._kept: OrderedDict[str, Vector] = OrderedDict()
         self._one_at_a_time = asyncio.Lock()  # two searches for one string: the second finds it kept

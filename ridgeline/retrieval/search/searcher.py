@@ -15,7 +15,7 @@ from ridgeline.retrieval.search.embeddings import QueryEmbeddings
 from ridgeline.retrieval.search.fusion import RANK_OFFSET, fused
 from ridgeline.retrieval.search.rerank import Reranker
 from ridgeline.retrieval.stores.protocol import Store
-from ridgeline.retrieval.types import Chunk, Hit, Leg, Namespace, Scored
+from ridgeline.retrieval.types import Chunk, Hit, Leg, Namespace, Scored, check_model
 
 LEAST_CANDIDATES = 50
 
@@ -114,6 +114,7 @@ class Searcher:
         rankings = []
         if options.embedding_weight > 0:
             spec = await self._store.spec(namespace)
+            check_model(namespace, spec, self._embeddings.model)
             vectors = await self._embeddings.of(queries, spec)
             lists = await self._store.search_vectors(namespace, vectors, where, options.depth)
             for query, found in zip(queries, lists, strict=True):

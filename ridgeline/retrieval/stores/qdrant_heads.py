@@ -17,9 +17,9 @@ import uuid
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, replace
 
-from ridgeline.retrieval.errors import NamespaceNotFound, SpecMismatch, StoreUnavailable
+from ridgeline.retrieval.errors import NamespaceNotFound, StoreUnavailable
 from ridgeline.retrieval.stores.qdrant_api import Condition, Point, QdrantApi, matches, within
-from ridgeline.retrieval.types import Namespace, NamespaceSpec
+from ridgeline.retrieval.types import Namespace, NamespaceSpec, check_spec
 
 ALIVE = 1 << 53  # `died` of what is not replaced
 LEASE_S = 60.0  # a writer that has not renewed its lease for this long is taken for dead
@@ -104,11 +104,7 @@ class Heads:
             }
             await self._api.ask("PUT", f"/collections/{self._records}/points?wait=true", body)
             head = await self.get(namespace)
-        if head.spec != spec:
-            raise SpecMismatch(
-                f"the namespace {namespace.name!r} exists with {head.spec.dimensions} dimensions of "
-                f"{head.spec.embedding_model!r}, not {spec.dimensions} of {spec.embedding_model!r}"
-            )
+        check_spec(namespace, head.spec, spec)
 
     async def drop(self, namespace: Namespace) -> bool:
         head = await self._read(_point_of(namespace))

@@ -25,6 +25,7 @@ from ridgeline.retrieval.types import (
     NamespaceSpec,
     Vector,
     check_attributes,
+    check_spec,
     unit_rows,
 )
 from ridgeline.storage.database import Row, Value, Work, statement
@@ -81,11 +82,7 @@ class Rows:
             *(namespace.tenant, namespace.name, spec.dimensions, spec.embedding_model),
         )
         _, there, _ = yield from self.find(namespace)
-        if there != spec:
-            raise SpecMismatch(
-                f"the namespace {namespace.name!r} exists with {there.dimensions} dimensions of "
-                f"{there.embedding_model!r}, not {spec.dimensions} of {spec.embedding_model!r}"
-            )
+        check_spec(namespace, there, spec)
 
     def find(self, namespace: Namespace) -> Work[tuple[int, NamespaceSpec, int]]:
         """Number, spec and revision. The revision grows with every write."""

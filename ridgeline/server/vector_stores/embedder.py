@@ -11,18 +11,23 @@ from ridgeline.engine.client.client import AsyncClient
 from ridgeline.engine.errors import EngineDied, QueueFull
 from ridgeline.engine.link.packed_texts import pack_texts
 from ridgeline.engine.schedule.request import BACKGROUND_PRIORITY
+from ridgeline.models.files.registry import find_known
 from ridgeline.retrieval.ingest.embedder import TokenizedText
 from ridgeline.retrieval.ingest.errors import EmbedderUnavailable
 from ridgeline.retrieval.types import Vector
 from ridgeline.server.errors import ApiError
+from ridgeline.server.process.setup import public_name
 from ridgeline.server.served_models import Served, ServedModels
 
 _serials = itertools.count(1)
 
 
 class ServedEmbedder:
-    def __init__(self, name: str, client: AsyncClient) -> None:
-        self.model = name
+    """`model` is the model's own name: what a store records, whatever names the model is served under."""
+
+    def __init__(self, client: AsyncClient) -> None:
+        known = find_known(client.hello.model)
+        self.model = public_name(client.hello.model) if known is None else known.name
         self._client = client
         self._before, self._after = client.tokenizer.special_ends()
         self.dimensions = client.hello.vector_size
@@ -36,7 +41,7 @@ class ServedEmbedder:
             served = Served(model.names[0], model)
             client = served.ready_client()
             if not client.hello.scores_pairs:
-                return cls(served.name, client)
+                return cls(client)
         if not fitting:
             message = (
                 "this server has no embedding model: start it with one beside the chat model, such as "

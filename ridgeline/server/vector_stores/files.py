@@ -159,7 +159,8 @@ async def _journalled(
                 batch_id=None if batch is None else batch.id,
             )
         )
-    stores.embedder()
+    with named_errors():
+        await stores.check_embedder(store_id)
     added = await stores.catalog.add_files(files, batch)
     stores.take_up(added)
     return added

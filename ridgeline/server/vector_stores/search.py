@@ -117,7 +117,8 @@ async def search(
             reranker=reranker,
             explain=explain,
         )
-        searcher = Searcher(stores.store, QueryEmbeddings(_embed(stores.embedder())))
+        embedder = stores.embedder()
+        searcher = Searcher(stores.store, QueryEmbeddings(_embed(embedder), embedder.model))
         try:
             each = await asyncio.gather(
                 *(_searched(stores, searcher, id, queries, options) for id in store_ids)

@@ -8,13 +8,14 @@ server without vector stores keeps nothing open.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from starlette.requests import Request
 
-from ridgeline.retrieval.errors import StoreUnavailable
+from ridgeline.retrieval.errors import NamespaceNotFound, StoreUnavailable
 from ridgeline.retrieval.ingest.catalog import Catalog
 from ridgeline.retrieval.ingest.errors import EmbedderUnavailable
 from ridgeline.retrieval.ingest.records import FileCounts, StoreFile, VectorStoreRow
@@ -115,6 +116,14 @@ class VectorStores:
         from ridgeline.server.vector_stores.embedder import ServedEmbedder
 
         return ServedEmbedder.of(self.served_models)
+
+    async def check_embedder(self, store_id: str) -> None:
+        """SpecMismatch where the store's vectors are not those of the embedding model that is served."""
+        from ridgeline.retrieval.types import check_model
+
+        embedder, namespace = self.embedder(), namespace_of(store_id)
+        with contextlib.suppress(NamespaceNotFound):  # no file was added yet
+            check_model(namespace, await self.store.spec(namespace), embedder.model)
 
     async def found(self, store_id: str, param: str = "vector_store_id") -> VectorStoreRow:
         """The store, or 404; expired stores are there, and have no files."""
