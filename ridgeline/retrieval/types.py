@@ -147,8 +147,8 @@ def check_model(namespace: Namespace, spec: NamespaceSpec, model: str) -> None:
     """
     if spec.embedding_model != model:
         raise SpecMismatch(
-            f"the vectors of {namespace.name!r} were made with {spec.embedding_model!r}, and the embedding model "
-            f"is {model!r}: embed with {spec.embedding_model!r}, or add the files to another vector store"
+            f"the vectors of {namespace.name!r} were made with {spec.embedding_model!r}, and the embedding "
+            f"model is {model!r}: embed with the first, or add the files to another vector store"
         )
 
 

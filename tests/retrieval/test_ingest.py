@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -20,7 +21,7 @@ from ridgeline.retrieval.ingest.embedder import chunk_vectors, pieces_of
 from ridgeline.retrieval.ingest.records import FileBatch, Page, StoreFile, VectorStoreRow
 from ridgeline.retrieval.ingest.runner import IngestRunner
 from ridgeline.retrieval.stores.sqlite import SqliteStore
-from ridgeline.retrieval.types import Namespace
+from ridgeline.retrieval.types import Namespace, Vector
 from ridgeline.storage.sqlite import SqliteDatabase
 from tests.patience import PATIENCE_S
 from tests.retrieval.word_embedder import WordEmbedder
@@ -135,19 +136,57 @@ async def test_a_file_that_is_added_again_replaces_the_first(bench: Bench) -> No
     assert (info.documents, info.chunks) == (1, 1)
 
 
-async def test_parts_in_the_journal_are_not_embedded_again(bench: Bench) -> None:
-    file = bench.file("a.txt", " ".join(f"w{i}" for i in range(3000)))
-    (added,) = await bench.catalog.add_files([file])
+class Stopped(WordEmbedder):
+    """Makes the first part of a file and then waits for ever: until the process is stopped."""
+
+    async def embed(self, texts: Sequence[Sequence[int]]) -> Vector:
+        if self.embedded:
+            await asyncio.Event().wait()
+        return await super().embed(texts)
+
+
+async def stopped_in_a_long_file(bench: Bench) -> StoreFile:
+    """A file of several parts, whose first one is in the journal."""
+    bench.embedder = Stopped()
+    (added,) = await bench.take_up(bench.file("a.txt", " ".join(f"w{i}" for i in range(3000))))
+    async with asyncio.timeout(PATIENCE_S):
+        while not await bench.catalog.embedded_parts(added):
+            await asyncio.sleep(0.005)
     await bench.runner.stop()
+    assert len(await bench.catalog.embedded_parts(added)) == 1
+    return added
+
+
+async def test_parts_in_the_journal_are_not_embedded_again(bench: Bench) -> None:
+    added = await stopped_in_a_long_file(bench)
+    bench.embedder = WordEmbedder()
     cut = bench.runner._cut(bench.folder / "a.txt", added, bench.embedder)
-    first = await bench.embedder.embed([cut.ids[one.begin : one.end] for one in cut.pieces.ranges[:64]])
-    await bench.catalog.keep_part(added, 0, first.tobytes())
-    bench.embedder.embedded = 0
     await bench.runner.start()
     (ended,) = await bench.settled(added)
     assert ended.status == "completed"
     assert bench.embedder.embedded == len(cut.pieces.ranges) - 64
     assert await bench.catalog.embedded_parts(added) == {}
+
+
+@pytest.mark.parametrize(
+    "fields", [{"model": "other"}, {"dimensions": 16}, {"max_tokens": 8}], ids=["model", "size", "context"]
+)
+async def test_parts_of_another_model_in_the_journal_are_made_again(
+    bench: Bench, fields: dict[str, Any]
+) -> None:
+    added = await stopped_in_a_long_file(bench)
+    bench.embedder = WordEmbedder()
+    for name, value in fields.items():
+        setattr(bench.embedder, name, value)
+    await bench.runner.start()
+    (ended,) = await bench.settled(added)
+    assert ended.status == "completed", ended.failure
+    cut = bench.runner._cut(bench.folder / "a.txt", added, bench.embedder)
+    assert bench.embedder.embedded == len(cut.pieces.ranges)
+    chunks = await bench.store.chunks(bench.namespace, "a.txt", vectors=True)
+    texts = [cut.ids[one.begin : one.end] for one in cut.pieces.ranges]
+    expected = chunk_vectors(cut.pieces, await bench.embedder.embed(texts))
+    np.testing.assert_allclose(np.stack([one.vector for one in chunks]), expected, atol=1e-5)
 
 
 async def test_a_cancelled_batch_keeps_what_is_done_and_drops_the_rest(bench: Bench) -> None:

@@ -1,4 +1,4 @@
-"""A server that starts again with another embedding model of as many dimensions, on the same vector stores."""
+"""A server that starts again with another embedding model of as many dimensions, on the same stores."""
 
 from __future__ import annotations
 

@@ -231,19 +231,21 @@ class Catalog:
 
     # ── the journal of long files ────────────────────────────────────────────────────────────────────────
 
-    async def embedded_parts(self, file: StoreFile) -> dict[int, bytes]:
-        """The parts of this job whose vectors are on disk."""
+    async def embedded_parts(self, file: StoreFile) -> dict[tuple[int, str], bytes]:
+        """The vectors of this job that are on disk, by part and origin."""
         rows = await self._database.ask(
-            "SELECT part, vectors FROM embedded_parts WHERE file_number = ?", file.number
+            "SELECT part, origin, vectors FROM embedded_parts WHERE file_number = ?", file.number
         )
-        return dict(rows)
+        return {(part, origin): vectors for part, origin, vectors in rows}
 
-    async def keep_part(self, file: StoreFile, part: int, vectors: bytes) -> None:
+    async def keep_part(self, file: StoreFile, part: int, origin: str, vectors: bytes) -> None:
+        """origin: of which model and tokens the vectors are. Those of another origin are replaced."""
         await self._write(
             statement(
-                "INSERT INTO embedded_parts (file_number, store_id, part, vectors) VALUES (?, ?, ?, ?)"
-                " ON CONFLICT (file_number, part) DO NOTHING",
-                *(file.number, file.store_id, part, vectors),
+                "INSERT INTO embedded_parts (file_number, store_id, part, origin, vectors)"
+                " VALUES (?, ?, ?, ?, ?) ON CONFLICT (file_number, part)"
+                " DO UPDATE SET origin = excluded.origin, vectors = excluded.vectors",
+                *(file.number, file.store_id, part, origin, vectors),
             )
         )
 

@@ -7,10 +7,12 @@ whole. Parts of a long file are journalled as they are embedded: a restart repea
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 from array import array
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
+from hashlib import blake2b
 from pathlib import Path
 
 import numpy as np
@@ -31,7 +33,7 @@ from ridgeline.retrieval.parsing.errors import InvalidFile, ParseError
 from ridgeline.retrieval.parsing.isolated import DEFAULT_LIMITS, Limits
 from ridgeline.retrieval.parsing.parse import parse
 from ridgeline.retrieval.stores.protocol import Store
-from ridgeline.retrieval.types import Chunk, Document, Namespace, NamespaceSpec, Vector
+from ridgeline.retrieval.types import Chunk, Document, Namespace, NamespaceSpec, Vector, check_spec
 from ridgeline.storage.errors import StorageUnavailable
 
 log = logging.getLogger("ridgeline.retrieval")
@@ -55,6 +57,14 @@ class Cut:
     chunks: list[Span]
     pieces: Pieces
     ids: array[int]
+
+
+def origin_of(embedder: Embedder, texts: Sequence[array[int]]) -> str:
+    """What a part's vectors are made of. A restart may bring another model, tokenizer or context."""
+    digest = blake2b(f"{embedder.model}\0{embedder.dimensions}".encode(), digest_size=16)
+    for ids in texts:
+        digest.update(b"\0%d\0" % len(ids) + ids.tobytes())
+    return digest.hexdigest()
 
 
 class IngestRunner:
@@ -151,11 +161,15 @@ class IngestRunner:
         cut = await asyncio.to_thread(self._cut, path, file, embedder)
         if not await self._catalog.is_wanted(file):
             raise Unwanted
-        # Before anything is computed: a store with another model's vectors takes none of these.
         namespace = Namespace(self._tenant, file.store_id)
-        await self._store.create(namespace, NamespaceSpec(embedder.dimensions, embedder.model))
+        spec = NamespaceSpec(embedder.dimensions, embedder.model)
+        with contextlib.suppress(
+            NamespaceNotFound
+        ):  # refuse another model's vectors before they are computed
+            check_spec(namespace, await self._store.spec(namespace), spec)
         vectors = await self._vectors(file, cut, embedder)
-        await self._put(file, cut, vectors)
+        await self._store.create(namespace, spec)
+        await self._put(namespace, file, cut, vectors)
 
     def _cut(self, path: Path, file: StoreFile, embedder: Embedder) -> Cut:
         text = parse(path, file.filename, self._limits)
@@ -175,19 +189,20 @@ class IngestRunner:
         known = await self._catalog.embedded_parts(file) if is_long else {}
         rows: list[Vector] = []
         for number, part in enumerate(parts):
-            if number in known:
-                rows.append(np.frombuffer(known[number], "<f4").reshape(len(part), -1).astype(np.float32))
+            texts = [cut.ids[one.begin : one.end] for one in part]
+            origin = origin_of(embedder, texts)
+            if (kept := known.get((number, origin))) is not None:
+                rows.append(np.frombuffer(kept, "<f4").reshape(len(part), -1).astype(np.float32))
                 continue
-            made = await embedder.embed([cut.ids[one.begin : one.end] for one in part])
+            made = await embedder.embed(texts)
             rows.append(made)
             if is_long:
-                await self._catalog.keep_part(file, number, made.astype("<f4").tobytes())
+                await self._catalog.keep_part(file, number, origin, made.astype("<f4").tobytes())
                 if not await self._catalog.is_wanted(file):
                     raise Unwanted
         return np.concatenate(rows)
 
-    async def _put(self, file: StoreFile, cut: Cut, vectors: Vector) -> None:
-        namespace = Namespace(self._tenant, file.store_id)
+    async def _put(self, namespace: Namespace, file: StoreFile, cut: Cut, vectors: Vector) -> None:
         rows = chunk_vectors(cut.pieces, vectors)
         chunks = [
             Chunk(

@@ -25,4 +25,11 @@ VERSIONS: tuple[Step, ...] = (
     file_number INTEGER NOT NULL, store_id TEXT NOT NULL, part INTEGER NOT NULL, vectors BLOB NOT NULL,
     PRIMARY KEY (file_number, part))""",
     ),
+    (
+        # Vectors say what they were made of. Those that do not are made again.
+        "DROP TABLE embedded_parts",
+        """CREATE TABLE embedded_parts (
+    file_number INTEGER NOT NULL, store_id TEXT NOT NULL, part INTEGER NOT NULL, origin TEXT NOT NULL,
+    vectors BLOB NOT NULL, PRIMARY KEY (file_number, part))""",
+    ),
 )
