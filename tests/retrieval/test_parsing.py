@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import zlib
 from pathlib import Path
 
@@ -83,6 +84,19 @@ def test_html_is_its_visible_text(tmp_path: Path) -> None:
     assert text_of(tmp_path, "a.html", page) == (
         "A page\n\nTea\n\nGreen tea, & black.\n\none\ntwo\n\na\n  b\n\n1 2\n"
     )
+
+
+def test_jsonl_lines_end_at_line_feeds_alone(tmp_path: Path) -> None:
+    """Other separators of lines are characters of a string, as `ensure_ascii=False` writes them."""
+    for mark in "\x85\u2028\u2029\x0b\x0c\x1c\x1d\x1e":
+        lines = [json.dumps({"text": f"one{mark}two"}, ensure_ascii=False), '{"text": "three"}']
+        for end in ("\n", "\r\n"):
+            assert text_of(tmp_path, "a.jsonl", end.join(lines) + end) == f"one{mark}two\n\nthree"
+
+
+def test_escapes_that_are_no_text_are_replaced(tmp_path: Path) -> None:
+    content = r'{"text": "a\ud800b\u0000c \ud83d\ude00"}'
+    assert text_of(tmp_path, "a.jsonl", content) == "a\ufffdb\ufffdc \U0001f600"
 
 
 def test_jsonl_records_are_read_line_by_line(tmp_path: Path) -> None:

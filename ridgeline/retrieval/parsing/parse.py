@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import codecs
 import json
+import re
 from pathlib import Path, PurePath
 from typing import Any, Literal
 
@@ -40,6 +41,7 @@ KINDS: dict[str, FileKind] = {
 }
 # Kinds that have a text which is not read here. Other unknown suffixes are read as text if they are text.
 UNREAD = (".doc", ".docx", ".ppt", ".pptx", ".xls", ".xlsx", ".odt", ".epub", ".rtf")
+_NO_TEXT = re.compile("[\x00\ud800-\udfff]")  # what JSON can escape and UTF-8 or a database cannot hold
 _BOMS = ((codecs.BOM_UTF8, "utf-8"), (codecs.BOM_UTF16_LE, "utf-16-le"), (codecs.BOM_UTF16_BE, "utf-16-be"))
 
 
@@ -96,7 +98,8 @@ def jsonl_text(text: str) -> str:
     text is that text.
     """
     records = []
-    for number, line in enumerate(text.splitlines(), 1):
+    # splitlines() would also cut at U+2028, U+0085 and the like, which JSON allows within a string.
+    for number, line in enumerate(text.split("\n"), 1):
         if not line.strip():
             continue
         try:
@@ -104,7 +107,7 @@ def jsonl_text(text: str) -> str:
         except (ValueError, RecursionError) as error:
             raise InvalidFile(f"line {number} is not JSON: {error}") from None
         records.append(_record(record))
-    return "\n\n".join(records)
+    return _NO_TEXT.sub("\ufffd", "\n\n".join(records))
 
 
 def _record(record: Any) -> str:
