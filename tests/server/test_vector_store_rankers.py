@@ -89,6 +89,32 @@ def test_a_served_model_orders_the_candidates_anew(
     assert [one.file_id for one in above] == [page.data[0].file_id]
 
 
+FILLER = "Boats lie in the harbour, and gulls sit on the wall of the old mill. " * 30  # about 540 tokens
+
+
+def test_no_token_of_a_long_chunk_or_query_is_cut(client: Client) -> None:
+    """The embedding model reads 254 tokens at once, a chunk has up to 800."""
+    store = client.vector_stores.create().id
+    texts = {
+        "roast": FILLER + COFFEE,
+        "rain": FILLER + "It rained all day, and all were glad to be at home.\n",
+    }
+    ids = {name: added(client, store, f"{name}.txt", text) for name, text in texts.items()}
+    for id in ids.values():
+        assert settled(client, store, id).chunks == 1  # type: ignore[attr-defined]
+    ranker: Any = {"ranker": "maxsim"}
+    query = "At how many degrees are coffee beans roasted?"
+    found = client.vector_stores.search(store, query=query, ranking_options=ranker).data
+    assert [one.filename for one in found] == ["roast.txt", "rain.txt"]
+    assert found[0].score > found[1].score + 0.1
+    vectors: Any = {"hybrid_search": {"embedding_weight": 1, "text_weight": 0}}
+    for name, text in texts.items():
+        best = client.vector_stores.search(store, query=text, ranking_options=vectors).data[0]
+        assert best.filename == f"{name}.txt"
+        assert best.score == pytest.approx(1.0, abs=1e-3)  # its own text, by the same pieces
+    assert client.vector_stores.delete(store).deleted
+
+
 def test_a_ranker_that_is_not_served_is_a_400_that_names_the_field(
     client: Client, drinks: dict[str, str]
 ) -> None:

@@ -38,11 +38,13 @@ class Embedder(Protocol):
         ...
 
     async def embed(self, texts: Sequence[Sequence[int]]) -> Vector:
-        """A vector for each text, given as token ids without special tokens. Behind all other requests."""
+        """A vector for each text of at most `max_tokens`, as ids without special tokens. Behind all other
+        requests.
+        """
         ...
 
     async def embed_query(self, query: str) -> Vector:
-        """The vector of one query [d]; what the model cannot read of it is cut."""
+        """The vector of one query [d]; that of a long one is made as a chunk's."""
         ...
 
 

@@ -5,6 +5,7 @@ Scores of different rerankers have different scales: cosine sums, log probabilit
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Protocol
 
@@ -12,6 +13,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ridgeline.retrieval.types import Vector
+
+TEXTS_AT_ONCE = 16  # whose token vectors are in memory
 
 
 class Reranker(Protocol):
@@ -25,7 +28,8 @@ class Reranker(Protocol):
 class MaxSim:
     """Late interaction: for each token of the query the best cosine to a token of the text, averaged.
 
-    token_vectors: texts to one array [tokens, d] each.
+    token_vectors: texts to one array [tokens, d] each, with all of their tokens. It is asked for a few texts
+    at a time: 16 of 4,096 tokens with 384 dimensions take 100 MB.
     """
 
     name = "maxsim"
@@ -34,8 +38,12 @@ class MaxSim:
         self._token_vectors = token_vectors
 
     async def scores(self, query: str, texts: Sequence[str]) -> list[float]:
-        wanted, *found = await self._token_vectors([query, *texts])
-        return [max_sim(wanted, one) for one in found]
+        [wanted] = await self._token_vectors([query])
+        scores: list[float] = []
+        for first in range(0, len(texts), TEXTS_AT_ONCE):
+            found = await self._token_vectors(texts[first : first + TEXTS_AT_ONCE])
+            scores += await asyncio.to_thread(_max_sims, wanted, found)
+        return scores
 
 
 class QueryLikelihood:
@@ -71,6 +79,10 @@ class CrossEncoder:
 
     async def scores(self, query: str, texts: Sequence[str]) -> list[float]:
         return [float(one) for one in await self._score_pairs([(query, text) for text in texts])]
+
+
+def _max_sims(query: Vector, texts: Sequence[Vector]) -> list[float]:
+    return [max_sim(query, text) for text in texts]
 
 
 def max_sim(query: NDArray[np.floating], text: NDArray[np.floating]) -> float:

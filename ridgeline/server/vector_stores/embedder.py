@@ -12,7 +12,8 @@ from ridgeline.engine.errors import EngineDied, QueueFull
 from ridgeline.engine.link.packed_texts import pack_texts
 from ridgeline.engine.schedule.request import BACKGROUND_PRIORITY
 from ridgeline.models.files.registry import find_known
-from ridgeline.retrieval.ingest.embedder import TokenizedText
+from ridgeline.retrieval.chunking.spans import Span
+from ridgeline.retrieval.ingest.embedder import Pieces, TokenizedText, chunk_vectors, pieces_of
 from ridgeline.retrieval.ingest.errors import EmbedderUnavailable
 from ridgeline.retrieval.types import Vector
 from ridgeline.server.errors import ApiError
@@ -55,18 +56,30 @@ class ServedEmbedder:
         return TokenizedText(*self._client.tokenizer.encode_starts(text))
 
     async def embed(self, texts: Sequence[Sequence[int]]) -> Vector:
-        whole = [[*self._before, *ids[: self.max_tokens], *self._after] for ids in texts]
-        return await self._ask(whole, BACKGROUND_PRIORITY)
+        return await self._ask(self._whole(texts), BACKGROUND_PRIORITY)
 
     async def embed_query(self, query: str) -> Vector:
-        """Cut to what the model reads. Ahead of all ingest."""
+        """One that is longer than the model reads as a chunk would be. Ahead of all ingest."""
         ids, _ = self._client.tokenizer.encode_starts(query)
-        row: Vector = (await self._ask([[*self._before, *ids[: self.max_tokens], *self._after]], 0))[0]
+        pieces = pieces_of([Span(0, len(ids))], self.max_tokens)
+        vectors = await self._ask(self._whole(_parts(ids, pieces)), 0)
+        row: Vector = chunk_vectors(pieces, vectors)[0]
         return row
 
     async def token_vectors(self, texts: Sequence[Sequence[int]]) -> list[Vector]:
-        """For each text a vector of length 1 for each of its tokens. Ahead of all ingest."""
-        whole = [[*self._before, *ids[: self.max_tokens], *self._after] for ids in texts]
+        """For each text a vector of length 1 for each of its tokens; a long text is read in pieces. Ahead of
+        all ingest.
+        """
+        parts = [_parts(ids, pieces_of([Span(0, len(ids))], self.max_tokens)) for ids in texts]
+        ends = list(itertools.accumulate(map(len, parts), initial=0))
+        rows = await self._rows_of_tokens(list(itertools.chain.from_iterable(parts)))
+        return [np.concatenate(rows[begin:end]) for begin, end in itertools.pairwise(ends)]
+
+    def _whole(self, texts: Sequence[Sequence[int]]) -> list[list[int]]:
+        return [[*self._before, *ids, *self._after] for ids in texts]
+
+    async def _rows_of_tokens(self, texts: Sequence[Sequence[int]]) -> list[Vector]:
+        whole = self._whole(texts)
         try:
             made = await self._client.embed(
                 pack_texts(whole), want="tokens", request_id=f"retrieval-{next(_serials)}"
@@ -85,3 +98,7 @@ class ServedEmbedder:
         except (EngineDied, QueueFull) as error:
             raise EmbedderUnavailable(str(error)) from error
         return np.asarray(made, np.float32)
+
+
+def _parts(ids: Sequence[int], pieces: Pieces) -> list[Sequence[int]]:
+    return [ids[one.begin : one.end] for one in pieces.ranges]
