@@ -14,16 +14,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ridgeline.retrieval.chunking.spans import Span
-from ridgeline.retrieval.chunking.strategy import Strategy
 from ridgeline.retrieval.errors import BadInput
-from ridgeline.retrieval.ingest.catalog import Catalog
+from ridgeline.retrieval.filters import parse_filter
 from ridgeline.retrieval.ingest.embedder import chunk_vectors, pieces_of
 from ridgeline.retrieval.ingest.records import FileBatch, Page, StoreFile, VectorStoreRow
-from ridgeline.retrieval.ingest.runner import IngestRunner
-from ridgeline.retrieval.stores.sqlite import SqliteStore
-from ridgeline.retrieval.types import Namespace, Vector
-from ridgeline.storage.sqlite import SqliteDatabase
+from ridgeline.retrieval.types import Attributes, Chunk, Document, Namespace, Vector
 from tests.patience import PATIENCE_S
+from tests.retrieval.ingest_bench import Bench, opened_bench
 from tests.retrieval.word_embedder import WordEmbedder
 
 RANGES = st.lists(
@@ -52,55 +49,10 @@ def test_chunks_that_overlap_by_half_embed_no_token_twice() -> None:
     assert np.allclose(np.linalg.norm(chunk_vectors(pieces, vectors), axis=1), 1.0)
 
 
-class Bench:
-    """A catalog, a store and a runner over a folder of files."""
-
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
-        self.catalog = Catalog(SqliteDatabase(folder / "catalog.sqlite", 60.0), lambda: self.time)
-        self.store = SqliteStore(folder / "chunks.sqlite", 60.0)
-        self.embedder = WordEmbedder()
-        self.runner = IngestRunner(self.catalog, self.store, lambda: self.embedder, self._source)
-        self.namespace = Namespace("", "vs")
-        self.time = 1000.0
-
-    async def _source(self, file_id: str) -> Path:
-        path = self.folder / file_id
-        if not path.exists():
-            raise FileNotFoundError(path)
-        return path
-
-    def file(self, name: str, content: str | bytes, batch: str | None = None) -> StoreFile:
-        (self.folder / name).write_bytes(content.encode() if isinstance(content, str) else content)
-        strategy = Strategy("tokens", 20, 10)
-        return StoreFile(
-            store_id="vs", file_id=name, filename=name, created_at=1, strategy=strategy, batch_id=batch
-        )
-
-    async def take_up(self, *files: StoreFile, batch: FileBatch | None = None) -> list[StoreFile]:
-        added = await self.catalog.add_files(files, batch)
-        for file in added:
-            self.runner.take_up(file)
-        return added
-
-    async def settled(self, *files: StoreFile) -> list[StoreFile]:
-        async with asyncio.timeout(PATIENCE_S):
-            await self.runner.settled({file.number for file in files})
-        found = [await self.catalog.file(file.store_id, file.file_id) for file in files]
-        return [file for file in found if file is not None]
-
-
 @pytest.fixture
 async def bench(tmp_path: Path) -> AsyncIterator[Bench]:
-    made = Bench(tmp_path)
-    await made.catalog.open()
-    await made.store.open()
-    await made.catalog.add_store(VectorStoreRow(id="vs", name="", created_at=1, active_at=1000))
-    await made.runner.start()
-    yield made
-    await made.runner.stop()
-    await made.catalog.close()
-    await made.store.close()
+    async with opened_bench(tmp_path) as made:
+        yield made
 
 
 async def test_a_bad_file_fails_alone_and_says_why(bench: Bench) -> None:
@@ -186,7 +138,9 @@ async def test_parts_of_another_model_in_the_journal_are_made_again(
     chunks = await bench.store.chunks(bench.namespace, "a.txt", vectors=True)
     texts = [cut.ids[one.begin : one.end] for one in cut.pieces.ranges]
     expected = chunk_vectors(cut.pieces, await bench.embedder.embed(texts))
-    np.testing.assert_allclose(np.stack([one.vector for one in chunks]), expected, atol=1e-5)
+    np.testing.assert_allclose(
+        np.stack([one.vector for one in chunks if one.vector is not None]), expected, atol=1e-5
+    )
 
 
 async def test_a_cancelled_batch_keeps_what_is_done_and_drops_the_rest(bench: Bench) -> None:
@@ -198,6 +152,7 @@ async def test_a_cancelled_batch_keeps_what_is_done_and_drops_the_rest(bench: Be
     await bench.catalog.cancel_batch("vs", "b")
     ended = await bench.settled(*rest)
     assert {file.status for file in ended} == {"cancelled"}
+    assert [await bench.catalog.embedded_parts(file) for file in rest] == [{}] * 8
     counts, _ = await bench.catalog.counts("vs", "b")
     assert (counts.completed, counts.cancelled) == (1, 8)
     assert (await bench.store.describe(bench.namespace)).documents == 1
@@ -209,8 +164,49 @@ async def test_a_file_removed_while_it_is_read_leaves_nothing(bench: Bench) -> N
     await asyncio.sleep(0.05)
     await bench.catalog.remove_file("vs", "a.txt")
     assert await bench.settled(file) == []
+    assert await bench.catalog.embedded_parts(file) == {}
     if (await bench.store.namespaces("")) != []:
         assert (await bench.store.describe(bench.namespace)).documents == 0
+
+
+async def test_attributes_changed_while_a_document_is_stored_are_what_search_sees(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    put = bench.store.put
+
+    async def changed(namespace: Namespace, document: Document, chunks: Sequence[Chunk]) -> None:
+        await put(namespace, document, chunks)
+        await bench.runner.change_attributes(file, {"year": 2026.0})
+
+    monkeypatch.setattr(bench.store, "put", changed)
+    file = bench.file("a.txt", "green tea")
+    (ended,) = await bench.settled(*(await bench.take_up(file)))
+    assert (ended.status, ended.attributes) == ("completed", {"year": 2026.0})
+    new = parse_filter({"type": "eq", "key": "year", "value": 2026})
+    assert len(await bench.store.search_text(bench.namespace, "tea", new, 5)) == 1
+
+
+async def test_of_two_changes_at_once_catalog_and_search_keep_the_same(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (file,) = await bench.settled(*(await bench.take_up(bench.file("a.txt", "green tea"))))
+    change, second_done = bench.store.set_attributes, asyncio.Event()
+
+    async def slow(namespace: Namespace, document_id: str, attributes: Attributes) -> bool:
+        if attributes == {"n": 1.0} and not second_done.is_set():
+            await second_done.wait()
+        return await change(namespace, document_id, attributes)
+
+    monkeypatch.setattr(bench.store, "set_attributes", slow)
+    first = asyncio.create_task(bench.runner.change_attributes(file, {"n": 1.0}))
+    await asyncio.sleep(0.05)
+    await bench.runner.change_attributes(file, {"n": 2.0})
+    second_done.set()
+    await first
+    row = await bench.catalog.file("vs", "a.txt")
+    (chunk,) = await bench.store.chunks(bench.namespace, "a.txt")
+    assert row is not None
+    assert row.attributes == chunk.attributes == {"n": 2.0}
 
 
 async def test_lists_are_paged_both_ways(bench: Bench) -> None:

@@ -177,25 +177,35 @@ class Catalog:
         return await self._write(_forget(store_id, file_id))
 
     async def complete(self, file: StoreFile, chunks: int, usage_bytes: int) -> bool:
-        """The file is searchable. False where the job was cancelled or replaced meanwhile."""
-        return await self._end(file, "completed", chunks, usage_bytes, None)
+        """The file is searchable, with the attributes given here. False where it has others by now, or where
+        the job was cancelled or replaced.
+        """
 
-    async def fail(self, file: StoreFile, failure: FileFailure) -> bool:
-        return await self._end(file, "failed", 0, 0, failure)
-
-    async def _end(
-        self, file: StoreFile, status: FileStatus, chunks: int, usage: int, failure: FileFailure | None
-    ) -> bool:
         def work() -> Work[bool]:
             rows = yield from statement(
-                "UPDATE store_files SET status = ?, chunks = ?, usage_bytes = ?, failure = ?"
-                " WHERE number = ? AND status = 'in_progress' RETURNING number",
-                *(status, chunks, usage, None if failure is None else _json(failure), file.number),
+                "SELECT attributes FROM store_files WHERE number = ? AND status = 'in_progress'", file.number
+            )
+            if not rows or msgspec.json.decode(rows[0][0]) != file.attributes:
+                return False
+            yield from statement(
+                "UPDATE store_files SET status = 'completed', chunks = ?, usage_bytes = ? WHERE number = ?",
+                *(chunks, usage_bytes, file.number),
             )
             yield from statement("DELETE FROM embedded_parts WHERE file_number = ?", file.number)
-            return bool(rows)
+            return True
 
         return await self._write(work())
+
+    async def fail(self, file: StoreFile, failure: FileFailure) -> None:
+        def work() -> Work[None]:
+            yield from statement(
+                "UPDATE store_files SET status = 'failed', failure = ?"
+                " WHERE number = ? AND status = 'in_progress'",
+                *(_json(failure), file.number),
+            )
+            yield from statement("DELETE FROM embedded_parts WHERE file_number = ?", file.number)
+
+        await self._write(work())
 
     async def is_wanted(self, file: StoreFile) -> bool:
         rows = await self._database.ask(
@@ -226,6 +236,11 @@ class Catalog:
                 " AND status = 'in_progress'",
                 *key,
             )
+            yield from statement(
+                "DELETE FROM embedded_parts WHERE file_number IN (SELECT number FROM store_files"
+                " WHERE store_id = ? AND batch_id = ? AND status = 'cancelled')",
+                *key,
+            )
 
         await self._write(work())
 
@@ -238,16 +253,22 @@ class Catalog:
         )
         return {(part, origin): vectors for part, origin, vectors in rows}
 
-    async def keep_part(self, file: StoreFile, part: int, origin: str, vectors: bytes) -> None:
-        """origin: of which model and tokens the vectors are. Those of another origin are replaced."""
-        await self._write(
+    async def keep_part(self, file: StoreFile, part: int, origin: str, vectors: bytes) -> bool:
+        """origin: of which model and tokens the vectors are. Those of another origin are replaced.
+
+        False where the job was cancelled or its file removed: then nothing is kept.
+        """
+        rows = await self._write(
             statement(
                 "INSERT INTO embedded_parts (file_number, store_id, part, origin, vectors)"
-                " VALUES (?, ?, ?, ?, ?) ON CONFLICT (file_number, part)"
-                " DO UPDATE SET origin = excluded.origin, vectors = excluded.vectors",
-                *(file.number, file.store_id, part, origin, vectors),
+                " SELECT number, store_id, ?, ?, ? FROM store_files"
+                " WHERE number = ? AND status = 'in_progress'"
+                " ON CONFLICT (file_number, part)"
+                " DO UPDATE SET origin = excluded.origin, vectors = excluded.vectors RETURNING part",
+                *(part, origin, vectors, file.number),
             )
         )
+        return bool(rows)
 
     # ── inside ───────────────────────────────────────────────────────────────────────────────────────────
 

@@ -55,14 +55,11 @@ async def show_file(request: Request) -> Response:
 
 
 async def change_file(request: Request) -> Response:
-    """The document's attributes first: a search never sees the old ones when the answer has come."""
     stores, file = await _file(request)
     body = await body_of(request, AttributesRequest)
     attributes = _attributes(body.attributes, "attributes")
-    await stores.catalog.set_attributes(file.store_id, file.file_id, attributes)
-    if file.status == "completed":
-        with named_errors():
-            await stores.store.set_attributes(namespace_of(file.store_id), file.file_id, attributes)
+    with named_errors():
+        await stores.runner.change_attributes(file, attributes)
     _, changed = await _file(request)
     return await json_answer(StoreFileBody.of(changed))
 

@@ -158,18 +158,17 @@ class VectorStores:
 
     async def forget_file(self, file: StoreFile) -> None:
         await self.catalog.remove_file(file.store_id, file.file_id)
-        await self.runner.settled({file.number})
-        if await self._has_namespace(file.store_id):
+        await self.runner.forget(file.store_id, file.file_id)
+        with contextlib.suppress(NamespaceNotFound):  # no file of the store is done
             await self.store.delete(namespace_of(file.store_id), file.file_id)
 
     async def forget_store(self, store_id: str) -> None:
-        numbers = {file.number for file in await self.catalog.pending() if file.store_id == store_id}
         await self.catalog.remove_store(store_id)
-        await self.runner.settled(numbers)
-        await self.store.drop(namespace_of(store_id))
+        await self._drop(store_id)
 
-    async def _has_namespace(self, store_id: str) -> bool:
-        return any(one.namespace.name == store_id for one in await self.store.namespaces(""))
+    async def _drop(self, store_id: str) -> None:
+        await self.runner.forget(store_id)
+        await self.store.drop(namespace_of(store_id))
 
     # ── inside ───────────────────────────────────────────────────────────────────────────────────────────
 
@@ -190,7 +189,7 @@ class VectorStores:
         while True:
             try:
                 for store_id in await self.catalog.expire():
-                    await self.store.drop(namespace_of(store_id))
+                    await self._drop(store_id)
                     log.info("the vector store %s expired", store_id)
             except Exception:
                 log.exception("removing expired vector stores failed; will be retried")
