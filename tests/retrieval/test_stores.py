@@ -190,6 +190,20 @@ async def test_random_filters_select_what_the_oracle_selects(store: Store) -> No
         assert {one.chunk_id for one in texts} == expected, str(where)
 
 
+async def test_a_dropped_namespace_takes_its_index_along(store: Store) -> None:
+    assert isinstance(store, SqliteStore | PostgresStore | QdrantStore)
+    held = []
+    for _ in range(2):
+        await store.create(MINE, SPEC)
+        await store.put(MINE, *document("one", ["word"] * 50))
+        assert len(await store.search_text(MINE, "word", None, 99)) == 50
+        held.append(store.index_bytes)
+        assert await store.drop(MINE)
+        assert store.index_bytes == 0
+        assert not await store.drop(MINE)
+    assert held[0] == held[1] > 0
+
+
 async def test_a_filter_of_one_type_does_not_answer_for_another(store: Store) -> None:
     """True equals 1.0 in Python: the filters that follow each other must not share a kept mask."""
     await store.create(MINE, SPEC)

@@ -135,6 +135,9 @@ class IndexCache:
         while len(self._kept) > 1 and self.nbytes > self._most_bytes:
             self._kept.popitem(last=False)
 
+    def drop(self, key: int | str) -> None:
+        self._kept.pop(key, None)
+
     @property
     def nbytes(self) -> int:
         return sum(index.nbytes for index in self._kept.values())

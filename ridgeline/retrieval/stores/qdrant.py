@@ -99,7 +99,12 @@ class QdrantStore:
         await self._heads.create(namespace, spec)
 
     async def drop(self, namespace: Namespace) -> bool:
-        return await self._heads.drop(namespace)
+        space = await self._heads.drop(namespace)
+        if space is None:
+            return False
+        async with self._searching:  # a search that began before may still put the index there
+            self._indexes.drop(space)
+        return True
 
     async def namespaces(self, tenant: str) -> list[NamespaceInfo]:
         return [_info(head) for head in await self._heads.of_tenant(tenant)]

@@ -106,13 +106,14 @@ class Heads:
             head = await self.get(namespace)
         check_spec(namespace, head.spec, spec)
 
-    async def drop(self, namespace: Namespace) -> bool:
+    async def drop(self, namespace: Namespace) -> str | None:
+        """The space that it had."""
         head = await self._read(_point_of(namespace))
         if head is None or head.dropped:
-            return False
+            return None
         await self._api.set_payload(self._records, {"dropped": True}, _is(head))
         await self._remove(head)
-        return True
+        return head.space
 
     async def finish_drops(self) -> None:
         """Remove what a process that died in `drop` has left."""

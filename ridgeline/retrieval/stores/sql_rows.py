@@ -96,12 +96,13 @@ class Rows:
         number, dimensions, model, revision = rows[0]
         return number, NamespaceSpec(dimensions, model), revision
 
-    def drop(self, namespace: Namespace) -> Work[bool]:
+    def drop(self, namespace: Namespace) -> Work[int | None]:
+        """The number that it had."""
         rows = yield from statement(
             "DELETE FROM retrieval_namespaces WHERE tenant = ? AND name = ? RETURNING number",
             *(namespace.tenant, namespace.name),
         )
-        return bool(rows)  # its rows follow by ON DELETE CASCADE
+        return rows[0][0] if rows else None  # its rows follow by ON DELETE CASCADE
 
     def namespaces(self, tenant: str) -> Work[list[NamespaceInfo]]:
         rows = yield from statement(

@@ -55,7 +55,12 @@ class SqlStore:
         await self._write(self._rows.create(namespace, spec))
 
     async def drop(self, namespace: Namespace) -> bool:
-        return await self._write(self._rows.drop(namespace))
+        number = await self._write(self._rows.drop(namespace))
+        if number is None:
+            return False
+        async with self._searching:  # a search that began before may still put the index there
+            self._indexes.drop(number)
+        return True
 
     async def namespaces(self, tenant: str) -> list[NamespaceInfo]:
         return await self._read(self._rows.namespaces(tenant))
