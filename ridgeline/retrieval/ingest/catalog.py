@@ -29,7 +29,7 @@ from ridgeline.storage.database import Database, Row, Value, Work, statement
 
 T = TypeVar("T")
 
-_STORE = "id, name, description, metadata, created_at, active_at, expires_days, expired"
+_STORE = "id, name, description, metadata, created_at, active_at, expires_days, expired, dimensions"
 _FILE = (
     "number, store_id, file_id, filename, created_at, status, attributes, strategy, batch_id, usage_bytes,"
     " chunks, failure"
@@ -330,11 +330,11 @@ def _json(value: Any) -> str:
 def _store_values(row: VectorStoreRow) -> tuple[Value, ...]:
     metadata = _json(row.metadata)
     first = (row.id, row.name, row.description, metadata, row.created_at, row.active_at)
-    return (*first, row.expires_days, row.expired)
+    return (*first, row.expires_days, row.expired, row.dimensions)
 
 
 def _store(row: Row) -> VectorStoreRow:
-    id, name, description, metadata, created_at, active_at, days, expired = row
+    id, name, description, metadata, created_at, active_at, days, expired, dimensions = row
     return VectorStoreRow(
         id=id,
         name=name,
@@ -344,6 +344,7 @@ def _store(row: Row) -> VectorStoreRow:
         active_at=active_at,
         expires_days=days,
         expired=bool(expired),
+        dimensions=dimensions,
     )
 
 

@@ -6,6 +6,7 @@ Overlapping chunks share pieces, so that no token is embedded twice for an overl
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 from array import array
 from collections.abc import Sequence
@@ -15,7 +16,9 @@ from typing import Protocol
 import numpy as np
 
 from ridgeline.retrieval.chunking.spans import Span
-from ridgeline.retrieval.types import Vector
+from ridgeline.retrieval.errors import NamespaceNotFound, SpecMismatch
+from ridgeline.retrieval.stores.protocol import Store
+from ridgeline.retrieval.types import Namespace, NamespaceSpec, Vector, check_spec
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,6 +49,24 @@ class Embedder(Protocol):
     async def embed_query(self, query: str) -> Vector:
         """The vector of one query [d]; that of a long one is made as a chunk's."""
         ...
+
+
+async def checked_spec(
+    store: Store, namespace: Namespace, embedder: Embedder, dimensions: int | None
+) -> NamespaceSpec:
+    """What the vectors of a vector store are that keeps so many dimensions (None: all of the model's).
+
+    SpecMismatch where it has other vectors, or the model has fewer dimensions.
+    """
+    if dimensions is not None and dimensions > embedder.dimensions:
+        raise SpecMismatch(
+            f"{namespace.name!r} keeps {dimensions} dimensions, and the vectors of the embedding model "
+            f"{embedder.model!r} have {embedder.dimensions}"
+        )
+    spec = NamespaceSpec(dimensions or embedder.dimensions, embedder.model)
+    with contextlib.suppress(NamespaceNotFound):  # no file was added yet
+        check_spec(namespace, await store.spec(namespace), spec)
+    return spec
 
 
 @dataclass(frozen=True, slots=True)

@@ -29,6 +29,7 @@ class VectorStoreRow(msgspec.Struct, frozen=True, kw_only=True):
     active_at: int
     expires_days: int | None = None
     expired: bool = False
+    dimensions: int | None = None  # of the model's vectors, the first ones; None: all
 
     @property
     def expires_at(self) -> int | None:

@@ -28,6 +28,7 @@ from ridgeline.retrieval.ingest.catalog import Catalog
 from ridgeline.retrieval.ingest.embedder import (
     Embedder,
     Pieces,
+    checked_spec,
     chunk_vectors,
     pieces_of,
 )
@@ -38,7 +39,7 @@ from ridgeline.retrieval.parsing.errors import InvalidFile, ParseError
 from ridgeline.retrieval.parsing.isolated import DEFAULT_LIMITS, Limits
 from ridgeline.retrieval.parsing.parse import parse
 from ridgeline.retrieval.stores.protocol import Store
-from ridgeline.retrieval.types import Chunk, Document, Namespace, NamespaceSpec, Vector, check_spec
+from ridgeline.retrieval.types import Chunk, Document, Namespace, NamespaceSpec, Vector, truncated
 from ridgeline.storage.errors import StorageUnavailable
 
 log = logging.getLogger("ridgeline.retrieval")
@@ -83,9 +84,9 @@ class _Job:
     task: asyncio.Task[bool]
 
 
-def made_chunks(file_id: str, cut: Cut, vectors: Vector) -> tuple[list[Chunk], int]:
-    """The chunks, and the bytes of the file as usage counts them. vectors: of the pieces."""
-    rows = chunk_vectors(cut.pieces, vectors)
+def made_chunks(file_id: str, cut: Cut, vectors: Vector, dimensions: int) -> tuple[list[Chunk], int]:
+    """The chunks, and the bytes of the file as usage counts them. vectors: of the pieces, in full."""
+    rows = truncated(chunk_vectors(cut.pieces, vectors), dimensions)
     chunks = [
         Chunk(f"{file_id}:{i}", file_id, i, *span, cut.text[span.begin : span.end], vector=row)
         for i, (span, row) in enumerate(zip(cut.chunks, rows, strict=True))
@@ -262,7 +263,8 @@ class IngestRunner:
             await self._catalog.fail(file, FileFailure("server_error", str(error)))
 
     async def _run(self, file: StoreFile) -> None:
-        if not await self._catalog.is_wanted(file):
+        row = await self._catalog.store(file.store_id)
+        if row is None or not await self._catalog.is_wanted(file):
             raise Unwanted
         embedder = self._embedder()
         try:
@@ -272,12 +274,12 @@ class IngestRunner:
         loop = asyncio.get_running_loop()
         cut = await loop.run_in_executor(self._threads, self._cut, path, file, embedder)
         namespace = Namespace(self._tenant, file.store_id)
-        spec = NamespaceSpec(embedder.dimensions, embedder.model)
         # Another model's vectors are refused before they are computed.
-        with contextlib.suppress(NamespaceNotFound):
-            check_spec(namespace, await self._store.spec(namespace), spec)
+        spec = await checked_spec(self._store, namespace, embedder, row.dimensions)
         vectors = await self._vectors(file, cut, embedder)
-        chunks, octets = await loop.run_in_executor(self._threads, made_chunks, file.file_id, cut, vectors)
+        chunks, octets = await loop.run_in_executor(
+            self._threads, made_chunks, file.file_id, cut, vectors, spec.dimensions
+        )
         # Both writes end, or neither is acknowledged: a stopping process must not leave the pair half done.
         await whole(self._publish(namespace, spec, file, cut.text, chunks, octets))
 

@@ -26,6 +26,7 @@ VERSIONS: tuple[Step, ...] = (
     PRIMARY KEY (file_number, part))""",
     ),
     (
+        "ALTER TABLE vector_stores ADD COLUMN dimensions INTEGER",
         # Vectors say what they were made of. Those that do not are made again.
         "DROP TABLE embedded_parts",
         """CREATE TABLE embedded_parts (

@@ -39,6 +39,7 @@ class VectorStoreBody(msgspec.Struct, frozen=True, kw_only=True):
     expires_at: int | None
     last_active_at: int
     metadata: dict[str, str]
+    dimensions: int | None
 
     @classmethod
     def of(cls, row: VectorStoreRow, counts: FileCounts, usage_bytes: int) -> VectorStoreBody:
@@ -54,6 +55,7 @@ class VectorStoreBody(msgspec.Struct, frozen=True, kw_only=True):
             expires_at=row.expires_at,
             last_active_at=row.active_at,
             metadata=row.metadata,
+            dimensions=row.dimensions,
         )
 
 
@@ -88,6 +90,13 @@ class ShownStrategy(msgspec.Struct, frozen=True, omit_defaults=True):
         return cls(kind, ShownStatic(strategy.size, strategy.overlap))
 
 
+class ShownProgress(msgspec.Struct, frozen=True):
+    """A file is embedded in pieces: chunks, or parts of long ones."""
+
+    pieces_done: int
+    pieces_total: int
+
+
 class StoreFileBody(msgspec.Struct, frozen=True, kw_only=True):
     id: str
     object: Literal["vector_store.file"] = "vector_store.file"
@@ -100,9 +109,10 @@ class StoreFileBody(msgspec.Struct, frozen=True, kw_only=True):
     chunking_strategy: ShownStrategy
     filename: str
     chunks: int
+    progress: ShownProgress | None  # null while the file waits or is cut, and when it has ended
 
     @classmethod
-    def of(cls, file: StoreFile) -> StoreFileBody:
+    def of(cls, file: StoreFile, progress: ShownProgress | None = None) -> StoreFileBody:
         return cls(
             id=file.file_id,
             created_at=file.created_at,
@@ -114,6 +124,7 @@ class StoreFileBody(msgspec.Struct, frozen=True, kw_only=True):
             chunking_strategy=ShownStrategy.of(file.strategy),
             filename=file.filename,
             chunks=file.chunks,
+            progress=progress if file.status == "in_progress" else None,
         )
 
 

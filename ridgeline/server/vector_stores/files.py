@@ -7,13 +7,14 @@ from collections.abc import Callable, Sequence
 from starlette.requests import Request
 from starlette.responses import Response
 
-from ridgeline.retrieval.ingest.records import FileBatch, StoreFile, new_id
+from ridgeline.retrieval.ingest.records import FileBatch, StoreFile, VectorStoreRow, new_id
 from ridgeline.retrieval.types import Attribute, check_attributes
 from ridgeline.server.batches.endpoints import Batches
 from ridgeline.server.errors import ApiError, BadRequest
 from ridgeline.server.vector_stores.bodies import (
     FileBatchBody,
     FileContent,
+    ShownProgress,
     StoreFileBody,
     StoreFileDeleted,
     StoreFileList,
@@ -41,7 +42,7 @@ async def add_file(request: Request) -> Response:
     stores = await VectorStores.of(request)
     store = await stores.usable(request.path_params["vector_store_id"])
     body = await body_of(request, StoreFileRequest)
-    (file,) = await _journalled(request, store.id, [body])
+    (file,) = await _journalled(request, store, [body])
     return await json_answer(StoreFileBody.of(file))
 
 
@@ -50,8 +51,7 @@ async def list_files(request: Request) -> Response:
 
 
 async def show_file(request: Request) -> Response:
-    _, file = await _file(request)
-    return await json_answer(StoreFileBody.of(file))
+    return await json_answer(_shown(*(await _file(request))))
 
 
 async def change_file(request: Request) -> Response:
@@ -60,8 +60,7 @@ async def change_file(request: Request) -> Response:
     attributes = _attributes(body.attributes, "attributes")
     with named_errors():
         await stores.runner.change_attributes(file, attributes)
-    _, changed = await _file(request)
-    return await json_answer(StoreFileBody.of(changed))
+    return await json_answer(_shown(*(await _file(request))))
 
 
 async def remove_file(request: Request) -> Response:
@@ -95,7 +94,7 @@ async def create_batch(request: Request) -> Response:
         if body.attributes is not None or body.chunking_strategy is not None:
             field = "attributes" if body.attributes is not None else "chunking_strategy"
             raise BadRequest(field, "with files, each file has its own")
-        await _journalled(request, store.id, body.files, batch, _place_in_files)
+        await _journalled(request, store, body.files, batch, _place_in_files)
     else:
         asked = [
             StoreFileRequest(
@@ -103,7 +102,7 @@ async def create_batch(request: Request) -> Response:
             )
             for file_id in body.file_ids or ()
         ]
-        await _journalled(request, store.id, asked, batch, lambda i: (f"file_ids[{i}]", ""))
+        await _journalled(request, store, asked, batch, lambda i: (f"file_ids[{i}]", ""))
     return await _shown_batch(stores, batch)
 
 
@@ -131,7 +130,7 @@ async def list_batch_files(request: Request) -> Response:
 
 async def _journalled(
     request: Request,
-    store_id: str,
+    store: VectorStoreRow,
     asked: Sequence[StoreFileRequest],
     batch: FileBatch | None = None,
     places: Callable[[int], tuple[str, str]] = lambda i: ("file_id", ""),
@@ -147,7 +146,7 @@ async def _journalled(
         uploaded = await uploads.file(one.file_id, id_place)
         files.append(
             StoreFile(
-                store_id=store_id,
+                store_id=store.id,
                 file_id=uploaded.id,
                 filename=uploaded.filename,
                 created_at=now,
@@ -157,7 +156,7 @@ async def _journalled(
             )
         )
     with named_errors():
-        await stores.check_embedder(store_id)
+        await stores.check_embedder(store)
     added = await stores.catalog.add_files(files, batch)
     stores.take_up(added)
     return added
@@ -183,6 +182,11 @@ async def _file(request: Request) -> tuple[VectorStores, StoreFile]:
     return stores, file
 
 
+def _shown(stores: VectorStores, file: StoreFile) -> StoreFileBody:
+    pieces = stores.runner.pieces_done(file)
+    return StoreFileBody.of(file, None if pieces is None else ShownProgress(pieces.done, pieces.total))
+
+
 async def _batch(request: Request) -> tuple[VectorStores, FileBatch]:
     stores = await VectorStores.of(request)
     store = await stores.found(request.path_params["vector_store_id"])
@@ -204,5 +208,5 @@ async def _listed(request: Request, batch_id: str | None) -> Response:
     store = await stores.found(request.path_params["vector_store_id"])
     with named_errors():
         found = await stores.catalog.files(store.id, page_of(query), query.filter, batch_id)
-    bodies = [StoreFileBody.of(file) for file in found]
+    bodies = [_shown(stores, file) for file in found]
     return await json_answer(StoreFileList(*listed(bodies, query.limit)))

@@ -100,6 +100,10 @@ class VectorStoreRequest(Body, kw_only=True, frozen=True):
         ExpiresAfter | None, About("forget the files when it was not used for so long")
     ] = None
     metadata: Annotated[Metadata | None, About("up to 16 pairs, kept with the store")] = None
+    dimensions: Annotated[
+        Annotated[int, Meta(ge=1, le=65_536)] | None,
+        About("keep this number of a vector's first values, and normalize; for models trained for it"),
+    ] = None
 
 
 class VectorStoreUpdate(Body, kw_only=True, frozen=True):

@@ -117,13 +117,11 @@ class VectorStores:
 
         return ServedEmbedder.of(self.served_models)
 
-    async def check_embedder(self, store_id: str) -> None:
-        """SpecMismatch where the store's vectors are not those of the embedding model that is served."""
-        from ridgeline.retrieval.types import check_model
+    async def check_embedder(self, row: VectorStoreRow) -> None:
+        """SpecMismatch where the store takes no vectors of the embedding model that is served."""
+        from ridgeline.retrieval.ingest.embedder import checked_spec
 
-        embedder, namespace = self.embedder(), namespace_of(store_id)
-        with contextlib.suppress(NamespaceNotFound):  # no file was added yet
-            check_model(namespace, await self.store.spec(namespace), embedder.model)
+        await checked_spec(self.store, namespace_of(row.id), self.embedder(), row.dimensions)
 
     async def found(self, store_id: str, param: str = "vector_store_id") -> VectorStoreRow:
         """The store, or 404; expired stores are there, and have no files."""

@@ -37,7 +37,10 @@ B = TypeVar("B", bound=Body)
 async def create_store(request: Request) -> Response:
     stores = await VectorStores.of(request)
     body = await body_of(request, VectorStoreRequest)
-    stores.embedder()  # a server without an embedding model says so now
+    embedder = stores.embedder()  # a server without an embedding model says so now
+    if body.dimensions is not None and body.dimensions > embedder.dimensions:
+        message = f"the vectors of {embedder.model} have {embedder.dimensions} numbers; got {body.dimensions}"
+        raise BadRequest("dimensions", message)
     now = stores.catalog.now()
     row = VectorStoreRow(
         id=new_id("vs"),
@@ -47,6 +50,7 @@ async def create_store(request: Request) -> Response:
         created_at=now,
         active_at=now,
         expires_days=body.expires_after.days if body.expires_after else None,
+        dimensions=body.dimensions,
     )
     strategy = strategy_of(body.chunking_strategy)
     files = []
