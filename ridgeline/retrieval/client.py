@@ -10,7 +10,7 @@ import secrets
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeAlias
 
 from ridgeline.proxy.blocking_client import BlockingClient
 from ridgeline.proxy.errors import BrokenOff, Unreachable
@@ -20,6 +20,13 @@ TIMEOUT_S = 600.0
 POLL_S = 0.1
 MOST_FILES = 500  # of one batch; each is named with its attributes
 PAGE = 100
+IN_WORK = 8  # files that are asked for their progress
+
+Report: TypeAlias = Callable[[float, str], None]  # files that are done, and what is in work
+
+
+def _silent(done: float, work: str) -> None:
+    """For callers that show no progress."""
 
 
 class RequestFailed(RetrievalError):
@@ -98,8 +105,10 @@ class VectorStoreClient:
             (one for one in self.stores() if one["name"] == name and one["status"] != "expired"), None
         )
 
-    def create_store(self, name: str) -> dict[str, Any]:
-        made: dict[str, Any] = self._ask("POST", "/v1/vector_stores", {"name": name})
+    def create_store(self, name: str, dimensions: int | None = None) -> dict[str, Any]:
+        """dimensions: how many of a vector's first numbers are kept; None: all."""
+        body: dict[str, Any] = {"name": name} | ({} if dimensions is None else {"dimensions": dimensions})
+        made: dict[str, Any] = self._ask("POST", "/v1/vector_stores", body)
         return made
 
     def delete_store(self, store_id: str) -> None:
@@ -135,23 +144,37 @@ class VectorStoreClient:
             batches.append(str(made["id"]))
         return batches
 
-    def wait(
-        self, store_id: str, batches: Sequence[str], report: Callable[[int], None] = lambda done: None
-    ) -> None:
-        """Until all files of the batches are done, however. report: how many are."""
-        done = dict.fromkeys(batches, 0)
-        left = list(batches)
-        while left:
-            for batch in list(left):
-                counts = self._ask("GET", f"/v1/vector_stores/{_segment(store_id)}/file_batches/{batch}")[
-                    "file_counts"
-                ]
-                done[batch] = counts["total"] - counts["in_progress"]
+    def wait(self, store_id: str, batches: Sequence[str], report: Report = _silent) -> None:
+        """Until all files of the batches are done, however. A store's files are done about in their order:
+        the first batch that is not done is looked at.
+        """
+        done = 0
+        for batch in batches:
+            path = f"/v1/vector_stores/{_segment(store_id)}/file_batches/{batch}"
+            while True:
+                counts = self._ask("GET", path)["file_counts"]
+                ended = done + counts["total"] - counts["in_progress"]
                 if not counts["in_progress"]:
-                    left.remove(batch)
-            report(sum(done.values()))
-            if left:
+                    break
+                query = {"filter": "in_progress", "order": "asc", "limit": IN_WORK}
+                report(*_with_pieces(ended, self._ask("GET", f"{path}/files", query=query)["data"]))
                 time.sleep(POLL_S)
+            done = ended
+            report(done, "")
+
+    def wait_for(
+        self, store_id: str, file_ids: Sequence[str], report: Report = _silent
+    ) -> list[dict[str, Any]]:
+        """Until these files are done, however; the files then."""
+        ended: list[dict[str, Any]] = []
+        for file_id in file_ids:
+            path = f"/v1/vector_stores/{_segment(store_id)}/files/{_segment(file_id)}"
+            while (file := self._ask("GET", path))["status"] == "in_progress":
+                report(*_with_pieces(len(ended), [file]))
+                time.sleep(POLL_S)
+            ended.append(file)
+            report(len(ended), "")
+        return ended
 
     def failed(self, store_id: str, batches: Sequence[str]) -> list[dict[str, Any]]:
         """The files of the batches that could not be read, with `last_error`."""
@@ -305,6 +328,14 @@ class VectorStoreClient:
             except (ValueError, KeyError, TypeError, BrokenOff):
                 message, code = "no reason given", ""
         raise RequestFailed(f"{self.url} answered {answer.status}: {message}", answer.status, code)
+
+
+def _with_pieces(done: int, in_work: Sequence[Mapping[str, Any]]) -> tuple[float, str]:
+    """Files that are done, with the finished parts of those in work; and how far the first of them is."""
+    told = [(one["filename"], one["progress"]) for one in in_work if one.get("progress")]
+    parts = sum(one["pieces_done"] / one["pieces_total"] for _, one in told)
+    work = "".join(f"{name}: {one['pieces_done']} of {one['pieces_total']} pieces" for name, one in told[:1])
+    return done + parts, work
 
 
 def _ranking(

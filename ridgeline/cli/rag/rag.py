@@ -5,9 +5,6 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-import threading
-from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 from typing import Any
 
 from ridgeline.cli.parsing import Verbs, add_verb, path_argument
@@ -16,8 +13,6 @@ from ridgeline.cli.rag.progress import counted
 from ridgeline.cli.rag.server import add_server, add_url, client_of, store_of, told
 from ridgeline.cli.rag.shown import cited, explained, found_lines
 from ridgeline.options import OptionError
-
-UPLOADS = 4  # at a time
 
 DESCRIPTION = """\
 Answer questions from your own files. A server with a chat model and an embedding model keeps them in a vector
@@ -90,6 +85,12 @@ def add_parser(verbs: Verbs) -> None:
     add.add_argument(
         "--overlap-tokens", type=int, default=50, metavar="N", help="tokens that neighbours share (50)"
     )
+    add.add_argument(
+        "--dimensions",
+        type=int,
+        metavar="N",
+        help="of a new store: keep the first N numbers of vectors; for models trained for it (default: all)",
+    )
     add.set_defaults(run=run_add)
 
     ask = add_verb(actions, "ask", "answer a question", ASK, ASK_EXAMPLES)
@@ -140,7 +141,8 @@ def _add_search(parser: argparse.ArgumentParser) -> None:
 
 
 def run_add(args: argparse.Namespace) -> int:
-    from ridgeline.cli.rag.files import found_files, sha256_of, strategy_of
+    from ridgeline.cli.rag.addition import Addition
+    from ridgeline.cli.rag.files import found_files, strategy_of
 
     attributes = _attributes(args.attribute)
     if not 100 <= args.chunk_tokens <= 4096:
@@ -150,48 +152,27 @@ def run_add(args: argparse.Namespace) -> int:
     files = found_files(args.paths)
     client = client_of(args)
     with told(args.url):
-        store = client.store(args.store) or client.create_store(args.store)
-        there = {str(one["attributes"].get("path", "")): one for one in client.files(store["id"])}
-        added: list[dict[str, Any]] = []
-        replaced: list[str] = []
-        skipped = 0
-        lock = threading.Lock()
-
-        def upload(file: Any) -> None:
-            nonlocal skipped
-            content = file.content()
-            marks: dict[str, Any] = {"path": file.name, "sha256": sha256_of(content)}
-            old = there.get(file.name)
-            marks |= attributes
-            if old and old["status"] in ("completed", "in_progress") and old["attributes"] == marks:
-                with lock:
-                    skipped += 1
-                return
-            id = client.upload(Path(file.name).name, content)
-            strategy = strategy_of(file.name, args.chunking, args.chunk_tokens, args.overlap_tokens)
-            with lock:
-                added.append({"file_id": id, "attributes": marks, "chunking_strategy": strategy})
-                if old:
-                    replaced.append(old["id"])
-
-        with counted(sys.stderr, "uploaded", len(files)) as report, ThreadPoolExecutor(UPLOADS) as pool:
-            for number, _ in enumerate(pool.map(upload, files), 1):
-                report(number)
-        batches = client.add(store["id"], added)
-        with counted(sys.stderr, "searchable", len(added)) as report:
-            client.wait(store["id"], batches, report)
-        failed = client.failed(store["id"], batches)
-        for id in replaced:  # only now: until here the old text was found
-            client.remove(store["id"], id)
-            client.delete_file(id)
-        names = {one["file_id"]: one["attributes"]["path"] for one in added}
+        store = client.store(args.store) or client.create_store(args.store, args.dimensions)
+        if args.dimensions not in (None, kept := store.get("dimensions")):
+            raise OptionError(
+                f"--dimensions {args.dimensions}: the store {args.store!r} keeps {kept or 'all'} dimensions; "
+                "a store's dimensions never change: give another --store"
+            )
+        addition = Addition(
+            client,
+            store["id"],
+            attributes,
+            lambda name: strategy_of(name, args.chunking, args.chunk_tokens, args.overlap_tokens),
+        )
+        with counted(sys.stderr, "uploaded", len(files)) as report:
+            addition.upload(files, report)
+        with counted(sys.stderr, "searchable", addition.total) as report:
+            failed = addition.wait(lambda done, work: report(done, detail=work))
         for one in failed:
-            print(f"{names[one['id']]}: {one['last_error']['message']}", file=sys.stderr)
-            client.remove(store["id"], one["id"])
-            client.delete_file(one["id"])
-    done = len(added) - len(failed)
-    parts = [f"{done} files are searchable in {args.store!r}"]
-    parts += [f"{skipped} had not changed"] if skipped else []
+            reason = one["last_error"]["message"] if one["last_error"] else f"is {one['status']}"
+            print(f"{addition.path_of(one)}: {reason}", file=sys.stderr)
+    parts = [f"{addition.total - len(failed)} files are searchable in {args.store!r}"]
+    parts += [f"{addition.skipped} had not changed"] if addition.skipped else []
     parts += [f"{len(failed)} could not be read"] if failed else []
     print("; ".join(parts))
     return 1 if failed else 0
