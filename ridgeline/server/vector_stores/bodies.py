@@ -109,7 +109,7 @@ class StoreFileBody(msgspec.Struct, frozen=True, kw_only=True):
     chunking_strategy: ShownStrategy
     filename: str
     chunks: int
-    progress: ShownProgress | None  # null while the file waits or is cut, and when it has ended
+    progress: ShownProgress | None  # null before the file is cut, and when it has ended
 
     @classmethod
     def of(cls, file: StoreFile, progress: ShownProgress | None = None) -> StoreFileBody:
