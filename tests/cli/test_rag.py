@@ -207,11 +207,11 @@ def test_uploads_that_the_store_refuses_are_deleted(
     before = uploads(server)
 
     def refused(*asked: Any) -> list[str]:
-        raise RequestFailed("the vectors are of another model", 409)
+        raise RequestFailed("the vectors belong to another model", 409)
 
     monkeypatch.setattr(VectorStoreClient, "add", refused)
     code, _, err = rag(server, capsys, "add", "docs", "coffee.txt", "--store", "refused")
-    assert (code, err.splitlines()[-1]) == (1, "ridgeline: the vectors are of another model")
+    assert (code, err.splitlines()[-1]) == (1, "ridgeline: the vectors belong to another model")
     assert uploads(server) == before
     rag(server, capsys, "remove", "refused")
 

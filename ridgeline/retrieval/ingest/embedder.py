@@ -54,7 +54,7 @@ class Embedder(Protocol):
 async def checked_spec(
     store: Store, namespace: Namespace, embedder: Embedder, dimensions: int | None
 ) -> NamespaceSpec:
-    """What the vectors of a vector store are that keeps so many dimensions (None: all of the model's).
+    """The spec of a vector store that keeps the first `dimensions` of the model's vectors (None: all).
 
     SpecMismatch where it has other vectors, or the model has fewer dimensions.
     """

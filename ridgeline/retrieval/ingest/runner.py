@@ -57,7 +57,7 @@ class Unwanted(Exception):
 
 
 class Displaced(Exception):
-    """The job's turn is over. What it has done is in the journal."""
+    """The job's turn is over. Its vectors so far are in the journal."""
 
 
 @dataclass(frozen=True, slots=True)
