@@ -83,10 +83,6 @@ class Restarts:
         self.last_reason = ""
         self._not_before = 0.0
 
-    @property
-    def is_looping(self) -> bool:
-        return self.failures >= LOOP_FAILURES
-
     def failed(self, now: float, reason: str) -> float:
         """A replica died before it had served for STABLE_S. Returns the wait in seconds."""
         self.failures += 1

@@ -1,9 +1,9 @@
-"""Where replicas run: capacity pools of several providers, and the order of regions in a failover.
+"""Where replicas run: capacity pools of several providers, and the budget of failovers between regions.
 
 Pure logic: nothing is bought or started here. `ridgeline fleet place` prints its decisions and their reasons.
 """
 
-from ridgeline.fleet.placement.geo import GeoFailover, failover_order
+from ridgeline.fleet.placement.geo import GeoFailover
 from ridgeline.fleet.placement.pack import Placement, place, repack
 from ridgeline.fleet.placement.pools import PlacedModel, Pool, PoolsFile, read_pools
 
@@ -13,7 +13,6 @@ __all__ = [
     "Placement",
     "Pool",
     "PoolsFile",
-    "failover_order",
     "place",
     "read_pools",
     "repack",

@@ -1,4 +1,4 @@
-"""failover_order() and GeoFailover: which regions serve a user, and how often a request may leave one.
+"""GeoFailover: how often a request may leave its region.
 
 A request whose replica fails goes on in the same region where that has other replicas. To leave a region that
 is not known to be down costs one retry of a budget that all requests share, so a region that fails requests
@@ -9,17 +9,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection
 
-from ridgeline.fleet.placement.pools import PlacedModel, PoolsFile
 from ridgeline.proxy.retry_budget import RetryBudget
 
 RETRY_RATIO = 0.1
 MOST_SAVED = 1000.0  # retries that a quiet time saves up
-
-
-def failover_order(file: PoolsFile, model: PlacedModel, user: str, regions: Collection[str]) -> list[str]:
-    """The regions whose replicas may serve the user, nearest first. Residency also holds in a failover."""
-    allowed = [region for region in regions if model.may_run_in(region)]
-    return sorted(allowed, key=lambda region: (file.between(user, region), region))
 
 
 class GeoFailover:

@@ -125,16 +125,6 @@ class HeldQueue:
             self.remove(held, now)
         return spent
 
-    def next_expiry_s(self, now: float) -> float | None:
-        """Seconds until the next request's budget is spent, if nothing changes; None for an empty queue."""
-        self._tick(now)
-        oldest = next(iter(self._arrivals), None)
-        if oldest is None:
-            return None
-        if self.cold:
-            return max(oldest.cold_at + self.cold_s - self._spent_cold_s, 0.0)
-        return max(oldest.hold_at + self.hold_s - self._spent_hold_s, 0.0)
-
     def position(self, held: Held) -> int:
         """1 is the next request; 0 means that it is not held. An estimate if several tenants wait."""
         return self._order.ahead_of(held) + 1 if held.in_line else 0

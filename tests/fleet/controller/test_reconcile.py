@@ -52,10 +52,10 @@ def test_a_crash_loop_is_slowed_down_and_ends_with_a_stable_replica() -> None:
     waits = [restarts.ended(0.0, None, "exit code 1") for _ in range(10)]
     assert waits[:4] == [1.0, 2.0, 4.0, 8.0]
     assert waits[-1] == LONGEST_BACKOFF_S
-    assert (restarts.is_looping, restarts.last_reason) == (True, "exit code 1")
+    assert (restarts.failures, restarts.last_reason) == (10, "exit code 1")
     assert restarts.wait_s(10.0) == LONGEST_BACKOFF_S - 10.0
     assert (
         restarts.ended(100.0, served_s=5.0, reason="signal 9") == LONGEST_BACKOFF_S
     )  # it served too briefly
     assert restarts.ended(200.0, served_s=61.0, reason="signal 9") == 0.0
-    assert (restarts.is_looping, restarts.wait_s(200.0)) == (False, 0.0)
+    assert (restarts.failures, restarts.wait_s(200.0)) == (0, 0.0)

@@ -16,7 +16,6 @@ from ridgeline.fleet.placement import (
     PlacedModel,
     Pool,
     PoolsFile,
-    failover_order,
     place,
     read_pools,
 )
@@ -223,13 +222,6 @@ def test_a_wrong_file_is_refused_by_its_key(tmp_path: Path, change: tuple[str, s
     path.write_text(POOLS.replace(*change))
     with pytest.raises(OptionError, match=said):
         read_pools(path)
-
-
-def test_failover_goes_to_the_nearest_allowed_region() -> None:
-    file = PoolsFile((), (), LATENCY)
-    model = PlacedModel("m", residency=("eu-*",))
-    assert failover_order(file, model, "eu", REGIONS) == ["eu-west", "eu-north"]
-    assert failover_order(file, PlacedModel("m"), "us", REGIONS)[0] == "us-east"
 
 
 def test_a_region_that_fails_requests_adds_at_most_a_tenth_of_retries_to_the_others() -> None:
