@@ -194,6 +194,29 @@ def test_a_tenth_of_the_traffic_may_be_retried(clock: Clock) -> None:
     assert budget.refused == 1000 - budget.taken
 
 
+def test_an_overdraft_allows_a_burst_and_no_larger_share(clock: Clock) -> None:
+    budget = RetryBudget(0.1, 0.0, clock, overdraft=lambda: 96.0)
+    assert all(budget.take() for _ in range(int(START) + 96))  # 32 streams, three times each
+    assert not budget.take()
+    for _ in range(1000):  # everything fails
+        budget.request()
+        for _ in range(3):
+            budget.take()
+    assert 99 <= budget.taken - START - 96 <= 100
+
+
+def test_an_overdraft_that_shrinks_is_paid_back_first(clock: Clock) -> None:
+    running = 10
+    budget = RetryBudget(0.1, 1.0, clock, overdraft=lambda: 3.0 * running)
+    while budget.take():
+        pass
+    running = 0
+    clock.now += 30.0
+    assert not budget.take()
+    clock.now += 1.0
+    assert budget.take()
+
+
 def test_no_budget_is_no_retry(clock: Clock) -> None:
     assert not RetryBudget(0.0, 0.0, clock).take()
 
