@@ -1,7 +1,8 @@
 """DemandBook: the demand for all models, summed over the routers that report it.
 
 The controller passes each router's Demand to `hear` and reads the sum for a decision. A router that is silent
-for `stale_s` is forgotten, with its requests in flight. No report is not the same as no demand.
+for `stale_s` is forgotten, with its requests in flight. No report is not the same as no demand. A router that
+could not report for a while reports all of that time at once; a new controller counts its own share of it.
 """
 
 from __future__ import annotations
@@ -11,6 +12,8 @@ from dataclasses import dataclass
 import msgspec
 
 from ridgeline.fleet.messages import Demand, ModelDemand
+
+WHOLE_S = 2.0  # a report of a shorter interval is counted whole
 
 
 class DemandSample(msgspec.Struct, frozen=True):
@@ -38,15 +41,21 @@ class DemandBook:
         self._sums: dict[str, _Sum] = {}
         self._gauges: dict[str, dict[str, ModelDemand]] = {}  # router → model → its last report
         self._heard: dict[str, float] = {}
+        self._began: float | None = None  # when the first report came
 
     def hear(self, demand: Demand, now: float) -> None:
+        if self._began is None:
+            self._began = now
+        # Arrivals of an hour without a controller, counted in its first second, would look like a rush.
+        known_s = max(now - self._heard.get(demand.router, self._began), WHOLE_S)
+        share = known_s / demand.interval_s if demand.interval_s > known_s else 1.0
         self._heard[demand.router] = now
         self._gauges[demand.router] = {of.model: of for of in demand.models}
         for of in demand.models:
             total = self._sums.setdefault(of.model, _Sum())
-            total.arrived += of.arrived
-            total.prompt_tokens += of.prompt_tokens
-            total.output_tokens += of.output_tokens
+            total.arrived += round(of.arrived * share)
+            total.prompt_tokens += round(of.prompt_tokens * share)
+            total.output_tokens += round(of.output_tokens * share)
 
     def held(self, model: str, now: float) -> int:
         """Requests that wait now, at all routers."""

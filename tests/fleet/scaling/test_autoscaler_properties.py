@@ -98,3 +98,16 @@ def test_the_book_counts_each_arrival_once(reports: list[tuple[str, int, int]]) 
     last = {router: held for router, _, held in reports[-5:]}
     assert book.take("m", now).held >= sum(last.values())
     assert book.take("m", now + 10).heard_at is None
+
+
+def test_a_router_that_could_not_report_counts_for_the_time_that_the_book_covers() -> None:
+    def report(interval_s: float, arrived: int) -> Demand:
+        return Demand("a", interval_s, (ModelDemand("m", arrived, 10 * arrived, 0, 0, 0.0, 0),))
+
+    book = DemandBook()
+    book.hear(report(600.0, 6000), 100.0)  # a new controller: its predecessor was away for ten minutes
+    sample = book.take("m", 101.0)
+    assert (sample.arrived, sample.prompt_tokens) == (20, 200)
+    book.hear(report(1.0, 10), 101.0)
+    book.hear(report(9.0, 90), 110.0)  # this controller was away: it counts all of the time
+    assert book.take("m", 111.0).arrived == 100
