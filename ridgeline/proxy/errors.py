@@ -27,6 +27,7 @@ Cause = Literal[
     "aborted",
     "no_progress",
     "unresumable",
+    "quarantined",
 ]
 
 _MESSAGES: dict[Cause, str] = {
@@ -49,6 +50,8 @@ _MESSAGES: dict[Cause, str] = {
     "total_timeout": "the upstream did not answer within the request's time limit",
     "aborted": "the request to the upstream was given up",
     "no_progress": "the replica made no progress and was taken out of service",
+    "quarantined": "several replicas in a row died while they computed this request, so it was not sent to "
+    "another one; do not send it again unchanged",
     "unresumable": "the replica was lost in the middle of its answer, and no other could continue it",
 }
 

@@ -14,6 +14,7 @@ import msgspec
 RESUMABLE_HEADER = "x-ridgeline-resumable"  # request: write markers; response: this stream has them
 RESUME_HEADER = "x-ridgeline-resume"  # request: the body has the field below
 RESUME_FIELD = "ridgeline_resume"
+ENGINE_DIED_HEADER = "x-ridgeline-engine-died"  # response, 503: the request was lost with its engine
 MARK = b":r "
 LONGEST_MARKER = 1 << 20
 

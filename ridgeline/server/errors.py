@@ -23,6 +23,7 @@ from ridgeline.engine.errors import (
     SchemaViolation,
 )
 from ridgeline.models.errors import TemplateError
+from ridgeline.replica.resume import ENGINE_DIED_HEADER
 
 INVALID = "invalid_request_error"
 SERVER = "server_error"
@@ -185,7 +186,11 @@ _TABLE: dict[type[BaseException], Callable[[Any], ErrorReply]] = {
     RecursionError: lambda e: ErrorReply(400, "a value is nested too deeply", code="invalid_json"),
     QueueFull: _queue_full,
     EngineDied: lambda e: ErrorReply(
-        503, str(e) or "the engine died", UNAVAILABLE, code="engine_died", headers={"retry-after": "2"}
+        503,
+        str(e) or "the engine died",
+        UNAVAILABLE,
+        code="engine_died",
+        headers={"retry-after": "2", ENGINE_DIED_HEADER: "1"},
     ),
     SchemaViolation: lambda e: ErrorReply(422, str(e), ANSWER, code="schema_violation"),
     GrammarTooComplex: lambda e: ErrorReply(422, str(e), ANSWER, code="grammar_too_complex"),

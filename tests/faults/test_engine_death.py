@@ -66,8 +66,9 @@ def test_a_waiting_answer_of_a_killed_engine_is_an_error_not_a_short_answer(serv
     with httpx.Client(base_url=server.base_url, timeout=PATIENCE_S) as client:
         threading.Timer(1.0, lambda: os.kill(engine_pid(server), signal.SIGKILL)).start()
         answer = client.post("/v1/chat/completions", json=chat_body(stream=False, max_tokens=2000))
-    assert answer.status_code >= 500
+    assert answer.status_code == 503
     assert answer.json()["error"]["message"]
+    assert answer.headers["x-ridgeline-engine-died"] == "1"  # a router counts it as a replica's death
 
 
 def test_a_stopped_engine_is_not_ready_until_it_goes_on(serve):

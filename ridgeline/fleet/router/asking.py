@@ -1,18 +1,21 @@
 """Asking: finds a replica for a request and sends it there, and to another one if that fails.
 
 Used by `Exchange` for the first answer and for each continuation of a stream. Moves are bounded for each
-request, and for all requests together by two budgets: one for the deaths of replicas, one for errors.
+request, and for all requests together by two budgets: one for the deaths of replicas, one for errors. A
+request that replicas may die of is refused (`Suspicion`).
 """
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from ridgeline.fleet.router.config import FleetTuning
 from ridgeline.fleet.router.demand import ModelBook
-from ridgeline.fleet.router.held import HeldRequests, Hold, Place, Placed
+from ridgeline.fleet.router.holding.held_requests import Excluded, HeldRequests, Hold, Place, Placed
 from ridgeline.fleet.router.request import FleetRequest
+from ridgeline.fleet.router.suspicion import Suspicion
 from ridgeline.fleet.routing.prompt import PromptView
 from ridgeline.proxy.answer import UpstreamAnswer
 from ridgeline.proxy.breaker import Pass
@@ -20,7 +23,13 @@ from ridgeline.proxy.errors import Cause, RequestBroken
 from ridgeline.proxy.http_client import HttpClient, Timeouts
 from ridgeline.proxy.json_fields import raw, write_fields
 from ridgeline.proxy.retry_budget import RetryBudget
-from ridgeline.replica.resume import RESUMABLE_HEADER, RESUME_HEADER, ResumeState, with_state
+from ridgeline.replica.resume import (
+    ENGINE_DIED_HEADER,
+    RESUMABLE_HEADER,
+    RESUME_HEADER,
+    ResumeState,
+    with_state,
+)
 
 # Nothing was sent to the replica.
 UNSENT = frozenset(("busy", "refused", "unresolved", "unreachable", "connect_timeout", "tls"))
@@ -28,10 +37,15 @@ UNSENT = frozenset(("busy", "refused", "unresolved", "unreachable", "connect_tim
 FINAL = frozenset(("aborted", "total_timeout", "body_too_large", "head_too_large", "upload_lost", "busy"))
 # The replica has ended or stalled: all of its requests move.
 DEATHS = frozenset(("refused", "unreachable", "connect_timeout", "reset", "truncated", "no_progress"))
+# Of these, those that a request may have caused: it had been sent.
+KILLS = frozenset(("reset", "truncated", "no_progress"))
 EXECUTED = frozenset((500, 502, 504))  # the replica may have computed the request
 PASSING = frozenset((429, 500, 502, 503, 504))  # another replica may answer
 RESUMABLE = (RESUMABLE_HEADER.encode(), b"1")
 RESUME = (RESUME_HEADER.encode(), b"1")
+ENGINE_DIED = ENGINE_DIED_HEADER.encode()
+
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,11 +59,11 @@ class Means:
     place: Place
     give_back: Callable[[Placed], None]
     key_lines: Callable[[], bytes]
-    other_versions: Callable[[str], set[str]]  # the replicas that run another version than this one
     moves: RetryBudget  # after a replica's death
     retries: RetryBudget  # after a 5xx or a timeout
     sent: Callable[[str, str], None]  # called with a request's id and its replica
     first_token: Callable[[Placed], None]  # called when the prompt is computed
+    proven: Callable[[Placed], None]  # called when the replica has survived a suspect
 
 
 class Asking:
@@ -65,14 +79,25 @@ class Asking:
         self.is_over = False
         self._prompt, self._held = prompt, held
         self._next: Placed | None = None  # already found when its replica refused the request
-        self._failed_by: set[str] = set()  # replicas
-        self._refused_by: set[str] = set()  # replicas that can never continue the stream
+        self._excluded = Excluded()
+        self._suspicion = Suspicion()
         self._moves = 0
         self._has_answered = False
 
     @property
     def can_move(self) -> bool:
         return self._moves < self.means.tuning.migrations
+
+    @property
+    def may_be_cause(self) -> bool:
+        return self._suspicion.may_be_cause
+
+    def computed(self, tokens: int) -> None:
+        """The replica has computed this many tokens of the answer."""
+        suspicion = self._suspicion
+        suspicion.tokens += tokens
+        if suspicion.is_suspect and suspicion.is_proven and self.placed is not None:
+            self.means.proven(self.placed)
 
     def replica_failed(self, cause: Cause) -> None:
         if self.inner is not None:
@@ -103,20 +128,18 @@ class Asking:
             inner.abort()
 
     async def _find_place(self, state: ResumeState | None) -> None:
-        request, held, means = self.request, self._held, self.means
+        request, held, means, excluded = self.request, self._held, self.means, self._excluded
         placed, self._next = self._next, None
-        failed, is_moved = self._failed_by, bool(self._failed_by) or state is not None
+        is_moved = bool(excluded.failed) or state is not None
         only = self._prompt.only
-        version = "" if state is None or state.head is None else state.head.version
-
-        def barred() -> set[str]:
-            """Replicas that cannot continue the stream because they run another version; also later ones."""
-            return means.other_versions(version) | self._refused_by if version else self._refused_by
-
+        excluded.version = "" if state is None or state.head is None else state.head.version
+        excluded.is_suspect = self._suspicion.is_suspect
         # A new request does not overtake those that wait.
         if placed is None and (is_moved or not (held.movable or (only and held.waits_for(only)))):
-            placed = means.place(self._prompt, failed, barred())
-        if placed is None:
+            placed = means.place(self._prompt, excluded)
+        if placed is not None:
+            held.started(self._prompt, request.weight)
+        else:
             self.book.held += not self.hold.waited_s
             before = self.hold.waited_s
             try:
@@ -125,16 +148,14 @@ class Asking:
                     request.weight,
                     request.until,
                     self.hold,
-                    failed,
-                    barred,
+                    excluded,
                     is_moved,
-                    request.is_accepted,
+                    request.is_accepted or excluded.is_suspect,  # suspects wait for each other
                 )
             finally:
                 self.book.held_s += self.hold.waited_s - before
-        self.placed, self._has_answered = placed, False
+        self.placed, self._has_answered, self._suspicion.tokens = placed, False, 0
         placed.replica.begin(self)
-        held.started(self._prompt, request.weight)
 
     async def _send(self, state: ResumeState | None) -> UpstreamAnswer:
         request, means, placed = self.request, self.means, self.placed
@@ -164,6 +185,9 @@ class Asking:
             stream=request.stream,
             on_made=self._made,  # a replica that stands still may never send a byte
         )
+        if inner.header(ENGINE_DIED) is not None:  # the server lives, and starts another engine
+            inner.abort()
+            raise RequestBroken("reset")
         if inner.status < 500:
             replica.breaker.success(placed.given)
             self._has_answered = True
@@ -182,7 +206,7 @@ class Asking:
         if resuming:
             if status == 409:  # it runs another version, and refuses before it computes anything
                 assert self.placed is not None
-                self._refused_by.add(self.placed.replica.id)
+                self._excluded.refused.add(self.placed.replica.id)
                 self.leave()
                 return True
             self.leave(fault=status >= 500, error=status >= 500)
@@ -192,7 +216,8 @@ class Asking:
         if self._prompt.only or (status in EXECUTED and not self.request.repeatable):
             return False
         assert self.placed is not None
-        self._next = self.means.place(self._prompt, {*self._failed_by, self.placed.replica.id})
+        failed = {*self._excluded.failed, self.placed.replica.id}
+        self._next = self.means.place(self._prompt, replace(self._excluded, failed=failed))
         if self._next is None or not self.may_move(f"http_{status}", resuming):
             self._drop_next()
             return False
@@ -202,8 +227,13 @@ class Asking:
         return True
 
     def may_move(self, cause: str, resuming: bool) -> bool:
-        """Whether the request goes to another replica; if so, counts the move and charges its budget."""
+        """Whether the request goes to another replica; if so, counts the move and charges its budget.
+
+        RequestBroken ("quarantined") if replicas may have died of it.
+        """
         means, request = self.means, self.request
+        if self._suspicion.is_quarantined:
+            raise RequestBroken("quarantined")
         if cause in FINAL or self.is_over or self._moves >= means.tuning.migrations:
             return False
         was_executed = cause not in UNSENT and not cause.startswith("http_")
@@ -225,7 +255,21 @@ class Asking:
         elif cause == "stale":
             self.leave(exclude=False)
         else:
+            if cause in KILLS:
+                self._replica_died()
             self.leave(fault=True, trip=cause in DEATHS, error=True)
+
+    def _replica_died(self) -> None:
+        placed, suspicion = self.placed, self._suspicion
+        if placed is None:
+            return
+        suspicion.died(placed.replica.num_suspects(self) if suspicion.may_be_cause else 0)
+        if suspicion.is_quarantined:
+            self.book.quarantined += 1
+            log.error(
+                "request %s is refused: %d replicas in a row died with it, the last one was %s",
+                self.request.request_id or "without an id", suspicion.deaths, placed.replica.id,
+            )  # fmt: skip
 
     def leave(
         self, *, fault: bool = False, trip: bool = False, exclude: bool = True, error: bool | None = None
@@ -240,7 +284,7 @@ class Asking:
         elif not self._has_answered:
             replica.breaker.abandon(given)
         if exclude:
-            self._failed_by.add(replica.id)
+            self._excluded.failed.add(replica.id)
         if error is not None:
             self.book.ended(replica.entry.version, error)
         replica.end(self)

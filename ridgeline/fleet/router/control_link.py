@@ -79,7 +79,10 @@ class ControlLink:
             answer.abort()
 
     async def post(self, demand: Demand) -> bool:
-        """Post demand. Returns whether the controller received it."""
+        """Post demand. Returns False if the controller has not counted it, and will not.
+
+        One that has not answered in time may still count it: that is True.
+        """
         try:
             answer = await self.client.ask(
                 self._origin,
@@ -91,6 +94,8 @@ class ControlLink:
                 fixed=self._lines,
             )
             await answer.read(1 << 16)
+        except RequestBroken as error:
+            return error.is_timeout and error.cause != "connect_timeout"
         except ProxyError:
             return False
         return answer.status < 300

@@ -25,6 +25,7 @@ class ModelBook:
         self.arrived = self.prompt_tokens = self.output_tokens = self.errors = 0
         self.outcomes: Counter[str] = Counter()  # ok, failed, refused, cancelled
         self.moves: Counter[str] = Counter()  # by cause
+        self.quarantined = 0  # requests that replicas may have died of
         self.held = 0
         self.held_s = 0.0
         self.ttft_counts = [0] * (len(BUCKETS_S) + 1)
@@ -72,6 +73,18 @@ class ModelBook:
         self._told = now
         self._ttft_ms, self._versions = [], {}
         return demand
+
+    def take_back(self, demand: ModelDemand) -> None:
+        """The controller did not get this report: the next one counts it too."""
+        told = (demand.arrived, demand.prompt_tokens, demand.output_tokens, demand.errors)
+        arrived, prompt, output, errors = (old - new for old, new in zip(self._told, told, strict=True))
+        self._told = (arrived, prompt, output, errors)
+        self._ttft_ms = [*demand.ttft_ms, *self._ttft_ms][:MOST_SAMPLES]
+        for one in demand.versions:
+            book = self._version(one.version)
+            book.ended += one.ended
+            book.errors += one.errors
+            book.ttft_ms = [*one.ttft_ms, *book.ttft_ms][:MOST_SAMPLES]
 
     def _version(self, name: str) -> _Version:
         book = self._versions.get(name)

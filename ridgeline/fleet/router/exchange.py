@@ -179,24 +179,30 @@ class Exchange:
         if reader is None:
             if not self._has_first:
                 self._first_token(200)
+            asking.computed(1)  # or more: a server without markers does not say how many
             answer.feed(data)
             return
         out: list[bytes] = []
+        tokens, failure = 0, None
         for group in reader.feed(data):
             marker = group.marker
             if marker.failure is not None and marker.failure.elsewhere and asking.can_move:
-                if out:
-                    answer.feed(b"".join(out))
-                raise _Elsewhere(marker.failure)
+                failure = marker.failure
+                break
             self._state.add(marker)
-            if marker.t:
-                if not self._has_first:
-                    self._first_token(200)
-                self._book.output_tokens += sum(len(tokens.ids) for tokens in marker.t)
+            for one in marker.t:
+                tokens += len(one.ids)
             if group.events:
                 out.append(group.events)
+        if tokens:
+            if not self._has_first:
+                self._first_token(200)
+            self._book.output_tokens += tokens
+            asking.computed(tokens)
         if out:
             answer.feed(out[0] if len(out) == 1 else b"".join(out))
+        if failure is not None:
+            raise _Elsewhere(failure)
 
     def _first_token(self, status: int) -> None:
         self._has_first = True

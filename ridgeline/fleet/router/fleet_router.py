@@ -7,16 +7,16 @@ while none has room, and reports demand. Without the controller it keeps serving
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
 import random
 import secrets
 from collections import OrderedDict
 from collections.abc import Callable, Collection
 from dataclasses import replace
+from functools import partial
 from time import monotonic
 
-from ridgeline.fleet.messages import Demand, ModelEntry, Table
+from ridgeline.fleet.messages import ModelEntry, Table
 from ridgeline.fleet.placement.regions import Rules, all_allow, with_rule
 from ridgeline.fleet.router import own_answers
 from ridgeline.fleet.router.asking import Asking, Means
@@ -24,10 +24,12 @@ from ridgeline.fleet.router.config import FleetTuning
 from ridgeline.fleet.router.control_link import ControlLink
 from ridgeline.fleet.router.demand import ModelBook
 from ridgeline.fleet.router.exchange import Exchange
-from ridgeline.fleet.router.held import HeldQueues, Placed
+from ridgeline.fleet.router.holding.held_queues import HeldQueues
+from ridgeline.fleet.router.holding.held_requests import NONE, Excluded, Placed
 from ridgeline.fleet.router.prompt_view import prompt_view
 from ridgeline.fleet.router.replica import Replica, rest
 from ridgeline.fleet.router.replica_feed import ReplicaFeed
+from ridgeline.fleet.router.reports import Reports
 from ridgeline.fleet.router.request import FleetRequest
 from ridgeline.fleet.router.stored_responses import check_serves, storing_replica
 from ridgeline.fleet.routing.book import LoadBook
@@ -49,7 +51,9 @@ TICK_S = 0.25
 REMOVED_S = 60.0  # Retry-After of requests that waited for a model that was removed
 TABLE_S = 10.0  # seconds that a request waits for the first table
 FOLLOWED = ("ramping", "ready", "draining")  # states of replicas whose feeds are read
-MOST_MOVES = 10_000.0  # most moves that the budget saves up: all requests of a dead replica move
+# The budget of moves after deaths. It may be overdrawn by all that the running requests may move, so that a
+# second death loses no stream; in the long run, moves are this share of the requests.
+MOVE_RATIO, MOVES_PER_S = 0.1, 0.1
 REMEMBERED = 20_000  # latest requests whose replicas are remembered, for reports of their usage
 
 log = logging.getLogger(__name__)
@@ -91,10 +95,12 @@ class FleetRouter:
         self._policies: dict[str, Policy] = {}
         self._key_lines = b""
         self._key = ""
-        self._has_table, self._report_now = asyncio.Event(), asyncio.Event()
+        self._has_table = asyncio.Event()
         self._asked_of: OrderedDict[str, str] = OrderedDict()  # request id → replica
-        self._reported_at = clock()
-        self._moves = RetryBudget(1.0, 1.0, clock, MOST_MOVES)
+        self._reports = Reports(
+            self.name, self.control, self.books, self.held, self.book, tuning.demand_s, clock
+        )
+        self._moves = RetryBudget(MOVE_RATIO, MOVES_PER_S, clock, overdraft=self._own_moves)
         self._retries = RetryBudget(tuning.retry_ratio, 1.0, clock)
         self._means = Means(
             self._client,
@@ -104,16 +110,16 @@ class FleetRouter:
             self._place,
             self._give_back,
             lambda: self._key_lines,
-            self._other_versions,
             self._moves,
             self._retries,
             self._remember,
             lambda placed: self.book.first_token(placed.ticket),
+            self._end_trial,
         )
 
     def start(self) -> None:
         if not self._own_tasks:
-            jobs = (self.control.follow(), self._tick(), self._report())
+            jobs = (self.control.follow(), self._tick(), self._reports.run())
             self._own_tasks = [asyncio.get_running_loop().create_task(job) for job in jobs]
 
     async def stop(self) -> None:
@@ -152,7 +158,7 @@ class FleetRouter:
             budget.request()
         held = self.held.of(entry.name, rules)
         if held.is_cold and not held.movable:
-            self._report_now.set()  # tell the controller at once: it must start a replica
+            self._reports.now()  # the controller must start a replica
         return await Exchange(Asking(self._means, request, prompt, held, book)).open()
 
     # ── for metrics, health and listings ──
@@ -197,14 +203,14 @@ class FleetRouter:
 
     # ── choosing ──
 
-    def _place(
-        self, prompt: PromptView, failed: Collection[str] = (), barred: Collection[str] = ()
-    ) -> Placed | None:
+    def _place(self, prompt: PromptView, excluded: Excluded = NONE) -> Placed | None:
         """Choose a replica that can take the request now, and charge it. Raises as `check_serves`."""
-        now, never = self._clock(), self.inhibited().union(barred)
+        now, failed = self._clock(), excluded.failed
         entry = self.book.models.get(prompt.model)
         if entry is None:
             return None
+        barred = self._barred(excluded)
+        never = self.inhibited() | barred
         residency = with_rule(prompt.residency, entry.residency)
         if residency is not prompt.residency:  # a newer table has another rule
             prompt = replace(prompt, residency=residency)
@@ -227,6 +233,8 @@ class FleetRouter:
             return None
         replica = self.replicas[choice.replica_id]
         ticket = self.book.charge(choice.replica_id, prompt, choice.matched_blocks)
+        if excluded.is_suspect:
+            replica.trial = ticket
         self.prefixes.routed(choice.replica_id, prompt.blocks, now)
         return Placed(replica, ticket, choice, replica.breaker.admit())
 
@@ -245,9 +253,30 @@ class FleetRouter:
             if one.entry.model == model and one.entry.state in IN_SERVICE
         )
 
+    def _barred(self, excluded: Excluded) -> set[str]:
+        """Replicas that may not take the request, whatever their load."""
+        barred = set(excluded.refused)
+        if excluded.version:
+            others = (one for one in self.replicas.values() if one.version not in ("", excluded.version))
+            barred.update(one.id for one in others)
+        if excluded.is_suspect:
+            barred.update(one.id for one in self.replicas.values() if one.has_trial())
+        return barred
+
     def _give_back(self, placed: Placed) -> None:
         self.book.discharge(placed.ticket)
+        self._end_trial(placed)
         self.held.wake(placed.replica.entry.model)
+
+    def _end_trial(self, placed: Placed) -> None:
+        """The replica has survived a suspect, or the suspect has left: it may take the next one."""
+        if placed.replica.trial is placed.ticket:
+            placed.replica.trial = None
+            self.held.wake(placed.replica.entry.model)
+
+    def _own_moves(self) -> float:
+        """Moves that the running requests may make, and the one that asks."""
+        return self.tuning.migrations * (self.book.in_flight() + self.held.waiting + 1)
 
     def _policy(self, name: str) -> Policy:
         policy = self._policies.get(name)
@@ -259,9 +288,6 @@ class FleetRouter:
                 policy = Policy()
             self._policies[name] = policy
         return policy
-
-    def _other_versions(self, version: str) -> set[str]:
-        return {one.id for one in self.replicas.values() if one.version and one.version != version}
 
     def _remember(self, request_id: str, replica_id: str) -> None:
         self._asked_of[request_id] = replica_id
@@ -284,8 +310,9 @@ class FleetRouter:
             del self.books[name]
         self._set_replicas(table)
         self._has_table.set()
-        self._report_now.set()  # a drain waits until every router has this table
-        self.held.wake()
+        self._reports.now()  # a drain waits until every router has this table
+        for entry in table.models:
+            self.held.wake(entry.name)
 
     def _set_replicas(self, table: Table) -> None:
         entries = {entry.id: entry for entry in table.replicas}
@@ -319,7 +346,7 @@ class FleetRouter:
             self.prefixes,
             key_lines=lambda: self._key_lines,
             silent_s=self.tuning.progress_s,
-            on_load=self.held.wake,
+            on_load=partial(self.held.wake, replica.entry.model),
         )
         self._feeds[replica.id] = feed
         self._tasks[replica.id] = asyncio.get_running_loop().create_task(feed.follow())
@@ -364,29 +391,6 @@ class FleetRouter:
                     log.warning("replica %s made no step for %g s; ejected", replica.id, progress_s)
                 replica.end_running("no_progress")
         self.held.tick()
-
-    async def _report(self) -> None:
-        while True:
-            # Not wait_for: in Python 3.11 it may swallow a cancellation.
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(self.tuning.demand_s):
-                    await self._report_now.wait()
-            self._report_now.clear()
-            if self.has_table:
-                await self.control.post(self._demand())
-
-    def _demand(self) -> Demand:
-        now = self._clock()
-        interval_s, self._reported_at = now - self._reported_at, now
-        return Demand(
-            self.name,
-            interval_s,
-            tuple(
-                book.report(name, *self.held.demand(name), self.book.in_flight(model=name))
-                for name, book in self.books.items()
-            ),
-            max(self.book.generation, 0),
-        )
 
 
 def bearer_lines(token: str) -> bytes:

@@ -44,6 +44,9 @@ def of_error(error: ProxyError) -> Refusal:
     if isinstance(error, NoReplica):
         wait = {"retry-after": str(max(math.ceil(error.retry_after_s), 1))}
         return Refusal(503, str(error), error.code, type="service_unavailable_error", headers=wait)
+    if isinstance(error, RequestBroken) and error.cause == "quarantined":
+        # Not 5xx: clients send those again by themselves.
+        return Refusal(422, str(error), "request_quarantined", type="server_error")
     if isinstance(error, RequestBroken):
         status = 504 if error.is_timeout else 502
         code = "replica_timeout" if error.is_timeout else "replica_failed"

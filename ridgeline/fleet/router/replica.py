@@ -14,6 +14,8 @@ from math import inf
 from typing import Protocol
 
 from ridgeline.fleet.messages import ReplicaEntry
+from ridgeline.fleet.router.suspicion import TRIAL_S
+from ridgeline.fleet.routing.row import Ticket
 from ridgeline.proxy.breaker import Breaker, BreakerLimits, Pass
 from ridgeline.proxy.errors import Cause
 from ridgeline.proxy.origin import Origin, read_url
@@ -34,6 +36,11 @@ log = logging.getLogger(__name__)
 
 class Running(Protocol):
     """A request that a replica is answering."""
+
+    @property
+    def may_be_cause(self) -> bool:
+        """Whether the replica, if it dies now, may have died of this request: see Suspicion."""
+        ...
 
     def replica_failed(self, cause: Cause) -> None: ...
 
@@ -56,6 +63,9 @@ class Replica:
         self.origin: Origin = read_url(entry.url, where=f"replica {entry.id}")
         self.breaker = Breaker(limits, clock)
         self.running: set[Running] = set()
+        self.trial: Ticket | None = None  # of the one suspect that may run here
+        self._dying: set[Running] = set()  # suspects that have not left since it died
+        self._num_suspects = 0  # how many they were
         self.started: Started | None = None
         self.load: Load | None = None
         self.has_feed = True  # False if it answers requests, but has no feed
@@ -134,6 +144,18 @@ class Replica:
 
     def end(self, request: Running) -> None:
         self.running.discard(request)
+        self._dying.discard(request)
+
+    def num_suspects(self, request: Running) -> int:
+        """It died: how many requests it may have died of. Called for each of them, which then leaves."""
+        if request not in self._dying:  # the first one that notices this death
+            self._dying = {one for one in self.running if one.may_be_cause}
+            self._num_suspects = len(self._dying)
+        return self._num_suspects
+
+    def has_trial(self) -> bool:
+        """Whether a suspect runs here that the replica has not survived yet."""
+        return self.trial is not None and self._clock() - self.trial.charged_at < TRIAL_S
 
     def failed(self, given: Pass, trip: bool) -> None:
         """A request failed because of the replica. trip: other requests would certainly fail too."""

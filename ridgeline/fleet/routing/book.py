@@ -128,6 +128,8 @@ class LoadBook:
 
     def in_flight(self, model: str = "", replica_id: str = "") -> int:
         """Open tickets of this router."""
+        if not model and not replica_id:
+            return len(self._open)
         return sum(
             (not model or one.model == model) and (not replica_id or one.replica_id == replica_id)
             for one in self._open

@@ -40,12 +40,13 @@ from ridgeline.proxy.retry_budget import RetryBudget
 SECRET_HEADERS = frozenset((b"authorization", b"x-api-key", b"api-key", b"cookie"))
 PASSING = frozenset((408, 409))  # temporary, and not a fault of the upstream
 REFUSED_KEY = frozenset((401, 402, 403))
-NO_FAULT = frozenset(("busy", "aborted", "total_timeout", "stale", "upload_lost"))  # not the upstream's
+# Not the upstream's.
+NO_FAULT = frozenset(("busy", "aborted", "total_timeout", "stale", "upload_lost", "quarantined"))
 UNSENT = frozenset(("busy", "refused", "unresolved", "unreachable", "connect_timeout", "tls"))
 # The same target would only fail again, or take as long again.
 NOT_REPEATED = frozenset(
     (
-        *("busy", "aborted", "total_timeout", "upload_lost"),
+        *("busy", "aborted", "total_timeout", "upload_lost", "quarantined"),
         *("first_byte_timeout", "body_too_large", "head_too_large", "tls"),
     )
 )

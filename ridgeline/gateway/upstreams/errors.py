@@ -20,9 +20,10 @@ class UpstreamBroken(UpstreamFailed):
     """No answer, or an incomplete one. `cause` is a word for rows and metrics."""
 
     def __init__(self, error: RequestBroken) -> None:
-        late = error.is_timeout
-        code = "upstream_timeout" if late else "upstream_failed"
-        super().__init__(str(error), status=504 if late else 502, code=code)
+        status, code = (504, "upstream_timeout") if error.is_timeout else (502, "upstream_failed")
+        if error.cause == "quarantined":  # not 5xx: clients send those again by themselves
+            status, code = 422, "request_quarantined"
+        super().__init__(str(error), status=status, code=code)
         self.cause: Cause = error.cause
 
 

@@ -17,6 +17,8 @@ class ControllerSocket:
         self.table = Table(0, (model,), ())
         self.latency_ms: dict[str, dict[str, float]] = {}
         self.demands: list[Demand] = []
+        self.refusal = 0  # status of the answers to reports that are not counted
+        self.is_mute = False  # reports are counted, and not answered
         self._changed = asyncio.Event()
         self._http = SmallHttp(self._answer)
 
@@ -49,8 +51,13 @@ class ControllerSocket:
         changed.set()
 
     async def _answer(self, asked: Asked) -> None:
+        if asked.path == "/fleet/demand" and self.refusal:
+            asked.whole(self.refusal, b"{}")
+            return
         if asked.path == "/fleet/demand":
             self.demands.append(msgspec.json.decode(asked.body, type=Demand))
+            if self.is_mute:
+                await asyncio.Event().wait()
             asked.whole(200, b"{}")
             return
         asked.head(200)

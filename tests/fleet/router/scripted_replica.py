@@ -36,6 +36,7 @@ class ScriptedReplica:
         self.sends_load = True
         self.is_cut_off = False  # connections are accepted, and nothing is ever answered
         self.status = 200
+        self.status_lines: tuple[str, ...] = ()  # further headers of an answer with another status
         self.tokens = 8
         self.event = b'data: {"token":%d}\n\n'
         self.pause_s = 0.0
@@ -92,9 +93,8 @@ class ScriptedReplica:
         self.running += 1
         try:
             if self.status != 200:
-                asked.whole(
-                    self.status, b'{"error":{"message":"scripted"}}', "content-type: application/json"
-                )
+                lines = ("content-type: application/json", *self.status_lines)
+                asked.whole(self.status, b'{"error":{"message":"scripted"}}', *lines)
             elif fields.get("stream"):
                 await self._stream(asked, state)
             else:

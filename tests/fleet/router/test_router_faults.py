@@ -12,7 +12,7 @@ import pytest
 
 from ridgeline.fleet.messages import ModelEntry, ReplicaEntry
 from ridgeline.fleet.router.fleet_router import FleetRouter
-from ridgeline.fleet.router.held import HeldRequests, Hold, Placed
+from ridgeline.fleet.router.holding.held_requests import NONE, Excluded, HeldRequests, Hold, Placed
 from ridgeline.fleet.router.replica import Replica, rest
 from ridgeline.fleet.router.request import FleetRequest
 from ridgeline.fleet.routing.prompt import PromptView
@@ -53,7 +53,7 @@ async def test_a_client_that_leaves_just_as_a_replica_is_found_does_not_keep_its
     given_back: list[Placed] = []
     has_room = False
 
-    def place(prompt: PromptView, failed: object = (), barred: object = ()) -> Placed | None:
+    def place(prompt: PromptView, excluded: Excluded = NONE) -> Placed | None:
         return (
             Placed(replica, cast(Any, None), cast(Any, None), replica.breaker.admit()) if has_room else None
         )

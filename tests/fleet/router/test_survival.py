@@ -42,15 +42,39 @@ async def test_streams_of_a_dead_replica_continue_on_a_peer_without_a_lost_or_do
     assert sum(book.moves.values()) == before
 
 
+@pytest.mark.parametrize("tokens", [4, 20])
+async def test_two_deaths_within_a_moment_lose_no_stream_of_a_router_that_has_just_started(
+    stage: Stage, tokens: int
+) -> None:
+    """tokens: of each stream when the second replica dies. The first dies at 4."""
+    streams = 32
+    (first,) = await stage.add(max_running=64)
+    first.gate = asyncio.Event()
+    router = await stage.router()
+    asked = [asyncio.create_task(ask(router, request(stream=True))) for _ in range(streams)]
+    await until(lambda: router.books["counter"].output_tokens == streams * 4, "four tokens of each")
+    (second,) = await stage.add(max_running=64)
+    second.gate, second.gate_at, second.tokens = asyncio.Event(), tokens, 24
+    await first.die()
+    await until(lambda: second.running == streams, "all streams at the second replica")
+    await until(lambda: router.books["counter"].output_tokens == streams * tokens, "its tokens")
+    (third,) = await stage.add(max_running=64)
+    third.tokens = 24
+    await second.die()
+    assert await asyncio.gather(*asked) == [counted(24)] * streams
+    assert is_idle(router)
+    assert sum(router.books["counter"].moves.values()) == 2 * streams
+
+
 async def test_a_stream_that_ends_cleanly_in_the_middle_is_not_taken_for_complete(stage: Stage) -> None:
     async def ends(asked: Asked, token: int) -> bool:
         if token == 3:
             asked.end()
         return token == 3
 
-    first, second = await stage.add(2)
-    first.fault = second.fault = ends
-    router = await stage.router()
+    (first,) = await stage.add()
+    first.fault = ends
+    router = await stage.router(migrations=0)
     with pytest.raises(RequestBroken) as broken:
         await ask(router, request(stream=True))
     assert broken.value.cause == "truncated"
@@ -183,13 +207,14 @@ async def _after_gate(router: FleetRouter, replica: ScriptedReplica) -> bytes:
 
 async def test_moves_are_bounded(stage: Stage) -> None:
     async def breaks(asked: Asked, token: int) -> bool:
-        if token >= 2:
+        at = 10 * sum(len(one.bodies) for one in replicas)  # each try adds ten tokens
+        if token == at:
             asked.writer.transport.abort()
-        return token >= 2
+        return token == at
 
     replicas = await stage.add(5)
     for one in replicas:
-        one.fault = breaks
+        one.fault, one.tokens = breaks, 100
     router = await stage.router(migrations=2)
     with pytest.raises(RequestBroken):
         await ask(router, request(stream=True))

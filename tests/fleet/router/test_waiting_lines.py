@@ -10,7 +10,8 @@ import msgspec
 import pytest
 
 from ridgeline.fleet.messages import ModelEntry
-from ridgeline.fleet.router.held import HeldQueues, HeldRequests, Hold, Placed
+from ridgeline.fleet.router.holding.held_queues import HeldQueues
+from ridgeline.fleet.router.holding.held_requests import NONE, Excluded, HeldRequests, Hold, Placed
 from ridgeline.fleet.router.observe.metrics import metrics_text
 from ridgeline.fleet.routing.book import LoadBook
 from ridgeline.fleet.routing.prompt import PromptView
@@ -61,7 +62,7 @@ class Places:
     def __init__(self) -> None:
         self.asked: list[PromptView] = []
 
-    def __call__(self, prompt: PromptView, failed: object = (), barred: object = ()) -> Placed | None:
+    def __call__(self, prompt: PromptView, excluded: Excluded = NONE) -> Placed | None:
         self.asked.append(prompt)
         return None
 

@@ -16,8 +16,10 @@ def test_every_cause_has_a_status_a_code_and_a_message(cause: Cause) -> None:
     error = gateway_error(RequestBroken(cause))
     assert isinstance(error, UpstreamBroken)
     assert isinstance(error, UpstreamFailed)  # what the pipeline looks for
-    late = "timeout" in cause
-    assert (error.status, error.code) == ((504, "upstream_timeout") if late else (502, "upstream_failed"))
+    told = (504, "upstream_timeout") if "timeout" in cause else (502, "upstream_failed")
+    if cause == "quarantined":
+        told = (422, "request_quarantined")
+    assert (error.status, error.code) == told
     assert error.cause == cause
     assert len(error.message) > len(cause)
 

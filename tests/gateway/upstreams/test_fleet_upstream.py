@@ -14,6 +14,7 @@ import pytest
 from ridgeline.fleet.messages import ModelEntry
 from ridgeline.gateway.settings import checked, make_settings
 from ridgeline.options import OptionError
+from ridgeline.replica.resume import ENGINE_DIED_HEADER
 from tests.fleet.router.conftest import Stage, until
 from tests.fleet.router.controller_socket import ControllerSocket
 from tests.fleet.router.scripted_replica import MODEL, ScriptedReplica
@@ -103,6 +104,18 @@ async def test_a_stream_through_the_gateway_survives_its_replica(tmp_path: Path)
         (row,) = await on.gateway.rows(1)
         assert (row["outcome"], row["tokens_out"], row["attempts"]) == ("ok", 8, 1)
         assert len(other.states) == 1
+
+
+async def test_a_request_that_kills_replicas_is_not_sent_again_by_the_gateway(tmp_path: Path) -> None:
+    async with front(tmp_path) as on:
+        replicas = await on.add(6)
+        for one in replicas:
+            one.status, one.status_lines = 503, (f"{ENGINE_DIED_HEADER}: 1",)
+        refused = await on.gateway.http.post(CHAT, json=asking(MODEL))
+        assert (refused.status_code, refused.json()["error"]["code"]) == (422, "request_quarantined")
+        assert sum(len(one.bodies) for one in replicas) == 2
+        (row,) = await on.gateway.rows(1)
+        assert (row["error_code"], row["attempts"]) == ("request_quarantined", 1)
 
 
 async def test_the_gateways_region_and_a_keys_residency_reach_the_fleet(tmp_path: Path) -> None:

@@ -20,6 +20,9 @@ FAMILIES: dict[str, Family] = {
     "prompt_tokens_total": Family("counter", "Prompt tokens, estimated from bytes"),
     "output_tokens_total": Family("counter", "Output tokens of streams"),
     "moves_total": Family("counter", "Requests that were moved to another replica, by cause"),
+    "quarantined_total": Family(
+        "counter", "Requests that were refused because replicas may have died of them"
+    ),
     "held_total": Family("counter", "Requests that waited because no replica had room"),
     "held_seconds_total": Family("counter", "Time that requests waited for a replica"),
     "held": Family("gauge", "Requests that wait for a replica"),
@@ -83,6 +86,7 @@ def fill(page: Page, router: FleetRouter, labels: Labels = ()) -> None:
         page.add("output_tokens_total", book.output_tokens, of_model)
         for cause, count in sorted(book.moves.items()):
             page.add("moves_total", count, (*of_model, ("cause", cause)))
+        page.add("quarantined_total", book.quarantined, of_model)
         page.add("held_total", book.held, of_model)
         page.add("held_seconds_total", book.held_s, of_model)
         page.add("held", router.held.count(name), of_model)

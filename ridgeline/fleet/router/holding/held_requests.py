@@ -1,4 +1,4 @@
-"""HeldRequests: requests of one model that wait at this router for a replica. HeldQueues: of all models.
+"""HeldRequests: requests of one model that wait at this router for a replica.
 
 `HeldQueue` decides order and budgets; requests wait here as futures. A request that is moved from a
 failed replica goes before all others: its client already has part of the answer. A request that one replica
@@ -8,15 +8,13 @@ alone can answer (`PromptView.only`) waits in that replica's own line, and keeps
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Collection, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Collection
+from dataclasses import dataclass, field
 from typing import Protocol
 
 from ridgeline.fleet.messages import ModelEntry
-from ridgeline.fleet.placement.regions import Rules, with_rule
 from ridgeline.fleet.queueing.held_queue import Held, HeldQueue
 from ridgeline.fleet.router.replica import Replica
-from ridgeline.fleet.routing.book import LoadBook
 from ridgeline.fleet.routing.choose import Choice
 from ridgeline.fleet.routing.prompt import PromptView
 from ridgeline.fleet.routing.row import Ticket
@@ -34,19 +32,25 @@ class Placed:
     given: Pass
 
 
+@dataclass(slots=True)
+class Excluded:
+    """The replicas that a request cannot use, by what happened to it before."""
+
+    failed: set[str] = field(default_factory=set)  # asked again only if no other is left
+    refused: set[str] = field(default_factory=set)  # never asked again
+    version: str = ""  # of the stream to continue: no other version can
+    is_suspect: bool = False  # replicas died with it: it is sent where no other suspect is
+
+    def key(self) -> object:
+        """Requests with the same key, replica and residency find a replica, or none of them does."""
+        return frozenset(self.failed), frozenset(self.refused), self.version, self.is_suspect
+
+
+NONE = Excluded()  # of a new request
+
+
 class Place(Protocol):
-    """failed: replicas to ask again only if no other is left. barred: replicas never to ask."""
-
-    def __call__(
-        self, prompt: PromptView, failed: Collection[str] = (), barred: Collection[str] = ()
-    ) -> Placed | None: ...
-
-
-Barred = Callable[[], Collection[str]]
-
-
-def none_barred() -> Collection[str]:
-    return ()
+    def __call__(self, prompt: PromptView, excluded: Excluded = NONE) -> Placed | None: ...
 
 
 @dataclass(slots=True)
@@ -59,19 +63,20 @@ class Hold:
 
 
 class _Waiter:
-    __slots__ = ("barred", "failed", "future", "is_accepted", "prompt", "since", "until")
+    __slots__ = ("excluded", "future", "is_accepted", "key", "prompt", "since", "until", "weight")
 
     def __init__(
         self,
         prompt: PromptView,
-        failed: Collection[str],
-        barred: Barred,
+        weight: float,
+        excluded: Excluded,
         since: float,
         until: float,
         is_accepted: bool,
     ) -> None:
-        self.prompt, self.failed, self.barred, self.since, self.until = prompt, failed, barred, since, until
-        self.is_accepted = is_accepted
+        self.prompt, self.weight, self.excluded = prompt, weight, excluded
+        self.since, self.until, self.is_accepted = since, until, is_accepted
+        self.key = (prompt.only, prompt.residency, excluded.key())
         self.future: asyncio.Future[Placed] = asyncio.get_running_loop().create_future()
 
     def fail(self, error: ProxyError) -> None:
@@ -142,7 +147,7 @@ class HeldRequests:
         return max([*(line.oldest_s(now) for line in lines), *moving])
 
     def started(self, prompt: PromptView, weight: float) -> None:
-        """A request was sent to a replica, whether it was held or not. Call `ended` once for it."""
+        """A request that did not wait is sent to a replica. Call `ended` once for it."""
         now = self._clock()
         self.queue.started(prompt.tenant, weight, now)
         if prompt.only:
@@ -151,6 +156,7 @@ class HeldRequests:
             pinned.line.started(prompt.tenant, weight, now)
 
     def ended(self, prompt: PromptView) -> None:
+        """The request has left its replica."""
         now = self._clock()
         self.queue.ended(prompt.tenant, now)
         if prompt.only:
@@ -165,19 +171,19 @@ class HeldRequests:
         weight: float,
         until: float,
         hold: Hold,
-        failed: Collection[str] = (),
-        barred: Barred = none_barred,
+        excluded: Excluded = NONE,
         is_moved: bool = False,
         is_accepted: bool = False,
     ) -> Placed:
         """Wait for a replica. QueueRefused or NoReplica if the queue is full or the wait's budget is spent.
 
-        until: the request's deadline. is_moved: a replica had it before. is_accepted: see HeldQueue.add.
+        The tenant is charged, as by `started`: call `ended` once. until: the request's deadline.
+        is_moved: a replica had it before. is_accepted: see HeldQueue.add.
         """
         if self._closed is not None:
             raise self._closed
         now = self._clock()
-        waiter = _Waiter(prompt, failed, barred, now, until, is_accepted)
+        waiter = _Waiter(prompt, weight, excluded, now, until, is_accepted)
         held, line = None, self._line_of(prompt)
         if is_moved:
             self._moving.append(waiter)
@@ -200,6 +206,7 @@ class HeldRequests:
         except asyncio.CancelledError:
             if waiter.future.done() and not waiter.future.cancelled() and not waiter.future.exception():
                 unused = waiter.future.result()  # it got its replica at the same time
+                self.ended(prompt)
                 unused.replica.breaker.abandon(unused.given)
                 self._give_back(unused)
             raise
@@ -214,9 +221,14 @@ class HeldRequests:
         return placed
 
     def wake(self) -> None:
-        """A replica may have room: send each waiting request that finds one."""
+        """A replica may have room: send each waiting request that finds one.
+
+        One choice that fails is enough for all requests with the same exclusions.
+        """
+        full: set[object] = set()
         for waiter in list(self._moving):
-            self._send(waiter)
+            if waiter.key not in full and not self._send(waiter, self._clock()):
+                full.add(waiter.key)
         lines = [line for line in self.lines() if len(line)]
         while lines:
             now = self._clock()
@@ -225,28 +237,30 @@ class HeldRequests:
             first, line = min(
                 ((held, line) for line in lines if (held := line.peek(now)) is not None), key=_by_rank
             )
-            if not self._send(first.key):
-                lines.remove(line)
-                continue
-            line.next(now)
-            if not len(line):
+            if not self._send(first.key, now, line) or not len(line):
                 lines.remove(line)
 
-    def _send(self, waiter: object) -> bool:
-        """Whether its wait is over."""
-        if isinstance(waiter, _Waiter) and not waiter.future.done():
+    def _send(self, waiter: object, now: float, line: HeldQueue | None = None) -> bool:
+        """Whether its wait is over. line: where it is the first at this time.
+
+        Its tenant is charged at once, not when its task runs: the line's next request depends on it.
+        """
+        assert isinstance(waiter, _Waiter)
+        placed: Placed | None = None
+        if not waiter.future.done():
             try:
-                placed = self._find(waiter)
+                placed = self._place(waiter.prompt, waiter.excluded)
             except ProxyError as error:  # its one replica has left
                 self._refuse(waiter, error)
-                return True
-            if placed is None:
-                return False
+            else:
+                if placed is None:
+                    return False
+        if line is not None:
+            line.next(now)
+        if placed is not None:
+            self.started(waiter.prompt, waiter.weight)
             waiter.future.set_result(placed)
         return True
-
-    def _find(self, waiter: _Waiter) -> Placed | None:
-        return self._place(waiter.prompt, waiter.failed, waiter.barred())
 
     def tick(self, is_cold: bool) -> None:
         """End waits whose budget is spent. Called several times a second."""
@@ -306,93 +320,3 @@ class HeldRequests:
 
 def _by_rank(first: tuple[Held, HeldQueue]) -> tuple[int, float]:
     return first[0].priority, first[0].since
-
-
-class HeldQueues:
-    """The queues of a router: one for each model and residency. `queues[model]`: without residency.
-
-    Requests that may use other regions than the rest have their own queue: while their regions are full
-    or gone, they do not stop those behind them.
-    """
-
-    def __init__(
-        self,
-        book: LoadBook,
-        place: Place,
-        give_back: Callable[[Placed], None],
-        clock: Callable[[], float],
-    ) -> None:
-        self._book, self._place, self._give_back, self._clock = book, place, give_back, clock
-        self._entries: dict[str, ModelEntry] = {}
-        self._queues: dict[str, dict[Rules, HeldRequests]] = {}
-
-    def __iter__(self) -> Iterator[str]:
-        """The models that have queues."""
-        return iter(self._queues)
-
-    def __getitem__(self, model: str) -> HeldRequests:
-        return self._queues[model][()]
-
-    def of(self, model: str, rules: Rules) -> HeldRequests:
-        queues = self._queues[model]
-        held = queues.get(rules)
-        if held is None:
-            held = queues[rules] = self._made(self._entries[model])
-            held.tick(self._is_cold(model, rules))
-        return held
-
-    def _made(self, entry: ModelEntry) -> HeldRequests:
-        queues = self._queues[entry.name]  # they share max_held
-        return HeldRequests(entry, self._place, self._give_back, self._clock, queues.values)
-
-    def _is_cold(self, model: str, rules: Rules) -> bool:
-        """A queue may be older than the model's residency, which then applies as well."""
-        return self._book.candidates(model, with_rule(rules, self._entries[model].residency)) == 0
-
-    def configure(self, entry: ModelEntry) -> None:
-        """A new table."""
-        self._entries[entry.name] = entry
-        queues = self._queues.setdefault(entry.name, {})
-        if () not in queues:
-            queues[()] = self._made(entry)
-        for held in queues.values():
-            held.configure(entry)
-
-    def keep(self, models: Collection[str], retry_after_s: float) -> list[str]:
-        """Remove the queues of all other models, and refuse what they hold. Returns those models."""
-        gone = [name for name in self._queues if name not in models]
-        for name in gone:
-            for held in self._queues.pop(name).values():
-                held.close(NoReplica(f"{name} has been removed from the fleet", retry_after_s))
-        return gone
-
-    def count(self, model: str) -> int:
-        return sum(map(len, self._queues[model].values()))
-
-    def retry_after_s(self, model: str) -> float:
-        return max(line.retry_after_s() for held in self._queues[model].values() for line in held.lines())
-
-    def oldest_s(self, model: str) -> float:
-        return max(held.oldest_s() for held in self._queues[model].values())
-
-    def demand(self, model: str) -> tuple[int, float]:
-        """How many requests wait that a further replica could answer, and how long the oldest has waited."""
-        queues = self._queues[model].values()
-        return sum(one.movable for one in queues), max(one.oldest_s(with_pinned=False) for one in queues)
-
-    def wake(self, model: str = "") -> None:
-        """A replica may have room. Empty: of any model."""
-        for queues in [self._queues.get(model, {})] if model else list(self._queues.values()):
-            for held in list(queues.values()):
-                held.wake()
-
-    def tick(self) -> None:
-        for model, queues in self._queues.items():
-            for rules, held in queues.items():
-                held.tick(self._is_cold(model, rules))
-                held.wake()
-
-    def fail_all(self, error: ProxyError) -> None:
-        for queues in self._queues.values():
-            for held in queues.values():
-                held.fail_all(error)

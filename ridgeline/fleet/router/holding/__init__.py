@@ -1,0 +1,1 @@
+"""Requests that wait at a router for a replica."""
