@@ -3,8 +3,10 @@
     python benchmarks/fleet_router.py [--rounds 7] [--requests 400]
 
 Two gateways stand before the same mock server: one names it as an upstream of kind ridgeline, the other as
-the only replica of a fleet, whose controller's socket this script serves. CPU time is that of the gateway's
-processes, from the kernel's books. Bar: 0.35 ms added. Prints a table, writes JSON with --json.
+the only replica of a fleet, whose controller's socket this script serves. The fleet's streams have a real
+replica's markers: the gateway reads, keeps and removes them. The 64 tokens of a stream come in one write, or
+in 64. CPU time is that of the gateway's processes, from the kernel's books. Bar: 0.35 ms added. Prints a
+table, writes JSON with --json.
 """
 
 from __future__ import annotations
@@ -27,7 +29,11 @@ from ridgeline.fleet.messages import ModelEntry, ReplicaEntry
 from tests.fleet.router.controller_socket import ControllerSocket
 
 BAR_MS = 0.35
-WARM = ("mock", "mock_out64")
+KINDS = {
+    "whole": ("mock", False),
+    "stream of 64": ("mock_out64", True),
+    "stream of 64 writes": ("mock_out64_pace2", True),
+}
 
 
 async def measure(peers: list[Peer], rounds: int, count: int) -> dict[str, dict[str, list[float]]]:
@@ -35,7 +41,7 @@ async def measure(peers: list[Peer], rounds: int, count: int) -> dict[str, dict[
     found: dict[str, dict[str, list[float]]] = {peer.name: {} for peer in peers}
     for number in range(rounds + 1):
         for peer in peers if number % 2 else reversed(peers):
-            for kind, model, stream in (("whole", "mock", False), ("stream of 64", "mock_out64", True)):
+            for kind, (model, stream) in KINDS.items():
                 sample = await load(peer, request_bytes(peer, model, stream), count, 8)
                 if number:  # the first round warms everything
                     figures = found[peer.name].setdefault(kind, [])
@@ -48,7 +54,7 @@ async def run(arguments: argparse.Namespace) -> None:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
         upstream = await asyncio.to_thread(start_upstream, stack, folder)
         url = f"http://127.0.0.1:{upstream.port}"
-        model = ModelEntry("mock", aliases=WARM[1:])
+        model = ModelEntry("mock", aliases=("mock_out64", "mock_out64_pace2"))
         controller = await ControllerSocket(folder / "controller.sock", model).start()
         controller.set(ReplicaEntry("mock-0", "mock", url, "ready", "", "v1"))
         tables = {

@@ -49,7 +49,7 @@ class Failure(msgspec.Struct, frozen=True):
     elsewhere: bool
 
 
-class Tokens(msgspec.Struct, frozen=True, array_like=True):
+class Tokens(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """New tokens of a choice, and its end."""
 
     choice: int
@@ -57,7 +57,7 @@ class Tokens(msgspec.Struct, frozen=True, array_like=True):
     finish: Finish | None = None
 
 
-class Marker(msgspec.Struct, frozen=True, omit_defaults=True):
+class Marker(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
     """The marker of one group. Its tokens are those of its events, and earlier ones that showed no text."""
 
     n: int  # bytes of the events that follow
@@ -79,10 +79,12 @@ class Output(msgspec.Struct):
     calls: list[str] = []
 
     def add(self, tokens: Tokens) -> None:
-        if len(tokens.ids) > 1:
-            self.bursts.append((len(self.tokens), len(tokens.ids)))
-        self.tokens += tokens.ids
-        self.finish = tokens.finish or self.finish
+        ids = tokens.ids
+        if len(ids) > 1:
+            self.bursts.append((len(self.tokens), len(ids)))
+        self.tokens += ids
+        if tokens.finish is not None:
+            self.finish = tokens.finish
 
     def chunks(self) -> list[list[int]]:
         """The tokens in the groups in which they came."""
@@ -106,14 +108,20 @@ class ResumeState(msgspec.Struct):
 
     def add(self, marker: Marker) -> None:
         """Add a group whose events the client has."""
+        for tokens in marker.t:
+            output = self.outputs.get(tokens.choice)
+            if output is None:
+                output = self.outputs[tokens.choice] = Output()
+            output.add(tokens)
+        if marker.c > self.characters:
+            self.characters = marker.c
         if marker.head is not None and self.head is None:
             self.head = marker.head
-        for tokens in marker.t:
-            self.outputs.setdefault(tokens.choice, Output()).add(tokens)
-        for choice, id in marker.calls:
-            self.outputs.setdefault(choice, Output()).calls.append(id)
-        self.characters = max(self.characters, marker.c)
-        self.cached.update(marker.cached)
+        if marker.calls:
+            for choice, id in marker.calls:
+                self.outputs.setdefault(choice, Output()).calls.append(id)
+        if marker.cached:
+            self.cached.update(marker.cached)
         self.ended = self.ended or marker.end
         self.failure = marker.failure
 
@@ -128,7 +136,7 @@ class ResumeState(msgspec.Struct):
         return self.head is not None and not self.ended and not refused
 
 
-class Group(msgspec.Struct, frozen=True):
+class Group(msgspec.Struct, frozen=True, gc=False):
     """One complete group: the bytes for the client."""
 
     marker: Marker
@@ -142,47 +150,62 @@ class Group(msgspec.Struct, frozen=True):
 class GroupReader:
     """Splits a stream into complete groups, however its bytes are divided.
 
-    An incomplete group stays in the buffer: if the replica dies, it was never sent.
+    An incomplete group stays in the buffer: if the replica dies, it was never sent. The usual read holds
+    complete groups: it is split in place, without the buffer.
     """
 
     def __init__(self) -> None:
         self._buffer = bytearray()
-        self._marker: Marker | None = None
+        self._marker: Marker | None = None  # of the group at the start of the buffer
 
     def feed(self, data: bytes) -> list[Group]:
         """The groups that these bytes complete. Raises BrokenMarkers for a stream without markers."""
-        self._buffer += data
-        groups = []
-        while (group := self._next()) is not None:
-            groups.append(group)
+        buffer, marker = self._buffer, self._marker
+        if buffer:
+            buffer += data
+            if len(buffer) < marker.n if marker is not None else b"\n" not in data:
+                if marker is None:
+                    _check_beginning(buffer)
+                return []
+            data = bytes(buffer)
+            buffer.clear()
+        groups, at, size = [], 0, len(data)
+        while True:
+            if marker is None:
+                end = data.find(b"\n", at)
+                if end < 0:
+                    break
+                if not data.startswith(MARK, at):
+                    raise _not_a_marker(data[at:])
+                marker = decode_marker(data[at + len(MARK) : end])
+                at = end + 1
+            end = at + marker.n
+            if end > size:
+                break
+            groups.append(Group(marker, data[at:end]))
+            marker, at = None, end
+        self._marker = marker
+        if at < size:
+            buffer += data[at:]
+            if marker is None:
+                _check_beginning(buffer)
         return groups
 
     @property
     def incomplete_bytes(self) -> int:
         return len(self._buffer)
 
-    def _next(self) -> Group | None:
-        if self._marker is None:
-            self._marker = self._read_marker()
-        marker = self._marker
-        if marker is None or len(self._buffer) < marker.n:
-            return None
-        events = bytes(memoryview(self._buffer)[: marker.n])
-        del self._buffer[: marker.n]
-        self._marker = None
-        return Group(marker, events)
 
-    def _read_marker(self) -> Marker | None:
-        if not MARK.startswith(self._buffer[: len(MARK)]):
-            raise BrokenMarkers(f"expected a marker, got {bytes(self._buffer[:80])!r}")
-        end = self._buffer.find(b"\n", 0, LONGEST_MARKER)
-        if end < 0:
-            if len(self._buffer) >= LONGEST_MARKER:
-                raise BrokenMarkers(f"a marker has more than {LONGEST_MARKER} bytes")
-            return None
-        line = bytes(memoryview(self._buffer)[len(MARK) : end])
-        del self._buffer[: end + 1]
-        return decode_marker(line)
+def _check_beginning(buffer: bytearray) -> None:
+    """Of a marker whose end has not arrived."""
+    if not MARK.startswith(buffer[: len(MARK)]):
+        raise _not_a_marker(buffer)
+    if len(buffer) >= LONGEST_MARKER:
+        raise BrokenMarkers(f"a marker has more than {LONGEST_MARKER} bytes")
+
+
+def _not_a_marker(data: bytes | bytearray) -> BrokenMarkers:
+    return BrokenMarkers(f"expected a marker, got {bytes(data[:80])!r}")
 
 
 _encoder = msgspec.json.Encoder()

@@ -13,7 +13,8 @@ not. The name of a model says what it does, words joined by underscores: `mock_o
     silent   says nothing of usage             other words only tell names apart
 
 GET /v1/usage/{id} answers as ridgeline's server does; GET /mock/books has every request; POST /mock/forget
-empties the books. A request id is the header x-request-id.
+empties the books. A request id is the header x-request-id. A stream that is asked for with the header
+x-ridgeline-resumable has a replica's markers; the mock cannot continue one.
 """
 
 from __future__ import annotations
@@ -23,11 +24,14 @@ import asyncio
 import contextlib
 import signal
 import time
+from typing import Any
 
 import httptools
 import msgspec
 
+from ridgeline.replica.resume import RESUMABLE_HEADER, Finish, Head, Marker, Tokens, encode_group
 from tests.gateway.mock_answers import (
+    TOKEN,
     Asked,
     Book,
     Script,
@@ -46,7 +50,8 @@ _KINDS = {
     "/v1/embeddings": "embeddings",
     "/v1/rerank": "rerank",
 }
-
+RESUMABLE = (RESUMABLE_HEADER.encode(), b"1")
+SEED, SALT = 829381752345672620, "0123456789abcdef" * 3  # of every stream
 
 _asked_of = msgspec.json.Decoder(Asked).decode
 
@@ -246,16 +251,18 @@ class Connection(asyncio.Protocol):
 
 
 class StreamedAnswer:
-    """Events of one dialect, one token each; all at once, or paced."""
+    """Events of one dialect, one token each; all at once, or paced. With markers if a router asks."""
 
     def __init__(self, connection: Connection, kind: str, asked: Asked, script: Script, book: Book) -> None:
         self.connection, self.kind, self.asked, self.script, self.book = connection, kind, asked, script, book
+        self.is_marked = RESUMABLE in connection.headers
 
     def begin(self) -> None:
-        head = (
-            b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\ntransfer-encoding: chunked\r\n\r\n"
-            + _chunk(opening(self.kind, self.asked.model, self.book, self.script))
-        )
+        head = b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\ntransfer-encoding: chunked\r\n"
+        head += b"%b: %b\r\n\r\n" % RESUMABLE if self.is_marked else b"\r\n"
+        about = Head(self.connection.request_id, 0, SEED, "9c4f60e42727b986", "5a2cae1fe4253108", SALT)
+        first = opening(self.kind, self.asked.model, self.book, self.script)
+        head += self._group(first, head=about, cached={0: self.book.tokens_cached})
         if self.script.pace:
             self.connection.transport.write(head)
             self._pace()
@@ -283,10 +290,19 @@ class StreamedAnswer:
     def _token(self) -> bytes:
         self.book.tokens_out += 1
         self.book.tokens_reasoning = min(self.script.reason, self.book.tokens_out)
-        return _chunk(token_event(self.kind, self.asked, self.book))
+        event = token_event(self.kind, self.asked, self.book)
+        return self._group(event, [Tokens(0, [5000 + self.book.tokens_out])])
+
+    def _group(self, events: bytes, tokens: list[Tokens] | None = None, **more: Any) -> bytes:
+        """One write of a replica: a chunk, with a marker if the router asked for it."""
+        if not self.is_marked:
+            return _chunk(events)
+        shown = len(TOKEN) * self.book.tokens_out
+        return _chunk(encode_group(Marker(len(events), tokens or [], shown, **more), events))
 
     def _finish(self, parts: list[bytes]) -> None:
-        parts.append(_chunk(ending(self.kind, self.asked, self.book, self.script)))
+        last = ending(self.kind, self.asked, self.book, self.script)
+        parts.append(self._group(last, [Tokens(0, [], Finish("stop"))], end=True))
         parts.append(b"0\r\n\r\n")
         connection = self.connection
         connection._end("finished")

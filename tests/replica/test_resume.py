@@ -125,11 +125,24 @@ def test_without_a_head_nothing_can_be_continued() -> None:
 
 
 @pytest.mark.parametrize(
-    "data", [b"data: {}\n\n", b":r not json\n", b':r {"n":-1}\n', b":x", b':r {"t":[]}\n']
+    "data",
+    [b"data: {}\n\n", b":r not json\n", b':r {"n":-1}\n', b":x", b':r {"t":[]}\n', b":r " + bytes(1 << 20)],
 )
-def test_a_stream_without_markers_is_refused(data: bytes) -> None:
+@pytest.mark.parametrize("pieces", [1, 2])
+def test_a_stream_without_markers_is_refused(data: bytes, pieces: int) -> None:
+    half = len(data) // pieces
     with pytest.raises(BrokenMarkers):
-        GroupReader().feed(data)
+        read(data, [half])
+
+
+def test_a_large_group_in_small_pieces_is_complete_with_its_last_byte() -> None:
+    events = bytes(range(256)) * 512
+    whole = encode_group(Marker(len(events), [Tokens(0, [1])]), events) + encode_group(Marker(0), b"")
+    reader, found = GroupReader(), []
+    for at in range(0, len(whole), 100):
+        found += reader.feed(whole[at : at + 100])
+    assert [one.events for one in found] == [events, b""]
+    assert reader.incomplete_bytes == 0
 
 
 @pytest.mark.parametrize("body", [b"{}", b"[]", b"nonsense", b'{"ridgeline_resume": 3}'])

@@ -77,6 +77,7 @@ class Asking:
         self.inner: UpstreamAnswer | None = None
         self.placed: Placed | None = None
         self.is_over = False
+        self.is_proven = False  # as Suspicion.is_proven; read for every token
         self._prompt, self._held = prompt, held
         self._next: Placed | None = None  # already found when its replica refused the request
         self._excluded = Excluded()
@@ -93,10 +94,11 @@ class Asking:
         return self._suspicion.may_be_cause
 
     def computed(self, tokens: int) -> None:
-        """The replica has computed this many tokens of the answer."""
+        """The replica has computed this many tokens of the answer. Called until `is_proven`."""
         suspicion = self._suspicion
         suspicion.tokens += tokens
-        if suspicion.is_suspect and suspicion.is_proven and self.placed is not None:
+        self.is_proven = suspicion.is_proven
+        if suspicion.is_suspect and self.is_proven and self.placed is not None:
             self.means.proven(self.placed)
 
     def replica_failed(self, cause: Cause) -> None:
@@ -154,7 +156,8 @@ class Asking:
                 )
             finally:
                 self.book.held_s += self.hold.waited_s - before
-        self.placed, self._has_answered, self._suspicion.tokens = placed, False, 0
+        self.placed, self._has_answered = placed, False
+        self._suspicion.tokens, self.is_proven = 0, False
         placed.replica.begin(self)
 
     async def _send(self, state: ResumeState | None) -> UpstreamAnswer:

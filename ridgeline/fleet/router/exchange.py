@@ -198,7 +198,8 @@ class Exchange:
             if not self._has_first:
                 self._first_token(200)
             self._book.output_tokens += tokens
-            asking.computed(tokens)
+            if not asking.is_proven:
+                asking.computed(tokens)
         if out:
             answer.feed(out[0] if len(out) == 1 else b"".join(out))
         if failure is not None:

@@ -11,13 +11,14 @@ from typing import Any
 import msgspec
 import pytest
 
-from ridgeline.fleet.messages import ModelEntry
+from ridgeline.fleet.messages import ModelEntry, ReplicaEntry
 from ridgeline.gateway.settings import checked, make_settings
 from ridgeline.options import OptionError
 from ridgeline.replica.resume import ENGINE_DIED_HEADER
 from tests.fleet.router.conftest import Stage, until
 from tests.fleet.router.controller_socket import ControllerSocket
 from tests.fleet.router.scripted_replica import MODEL, ScriptedReplica
+from tests.gateway.mock_upstream import MockUpstream
 from tests.gateway.stage import CHAT, Staged, asking, staged
 
 
@@ -116,6 +117,26 @@ async def test_a_request_that_kills_replicas_is_not_sent_again_by_the_gateway(tm
         assert sum(len(one.bodies) for one in replicas) == 2
         (row,) = await on.gateway.rows(1)
         assert (row["error_code"], row["attempts"]) == ("request_quarantined", 1)
+
+
+@pytest.mark.parametrize("model", ["mock_out64", "mock_out8_pace1"])
+async def test_the_mock_upstream_is_a_replica_with_markers_that_no_client_sees(
+    tmp_path: Path, model: str
+) -> None:
+    """`benchmarks/fleet_router.py` measures what reading them costs."""
+    mock = await MockUpstream().start()
+    try:
+        async with front(tmp_path, aliases=(model,)) as on:
+            on.stage.controller.set(ReplicaEntry("m0", MODEL, mock.url, "ready", "", "v1"))
+            await until(lambda: on.fleet.has_table and on.fleet.book.candidates(MODEL), "the mock")
+            answer = await on.gateway.http.post(CHAT, json=asking(model, stream=True))
+            tokens = int(model.split("_")[1].removeprefix("out"))
+            assert on.fleet.books[MODEL].output_tokens == tokens  # as its markers say
+            assert answer.text.count('"content":" river"') == tokens
+            assert answer.text.endswith("data: [DONE]\n\n")
+            assert ":r {" not in answer.text
+    finally:
+        await mock.stop()
 
 
 async def test_the_gateways_region_and_a_keys_residency_reach_the_fleet(tmp_path: Path) -> None:
