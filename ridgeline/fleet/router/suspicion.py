@@ -1,17 +1,17 @@
 """Suspicion: whether one request is what its replicas die of. Pure logic.
 
-A replica that dies moves all its requests to peers, also the one that killed it, if one did: without a limit
-of its own such a request would kill `migrations` + 1 replicas. The evidence is that two replicas in a row
-died before they had computed PROVEN_TOKENS tokens of the request. If it was the only such request at the
-second replica, it is refused. If there were several, they are innocent but for one: each of them goes on at a
-replica where no other suspect is, until that replica has proven it, and is refused if the replica dies.
+A replica that dies moves all its requests to peers, also the one that killed it, if one did: without another
+limit such a request would kill `migrations` + 1 replicas. The evidence is that two replicas in a row died
+before they had computed PROVEN_TOKENS tokens of the request. If it was the only such request at the second
+replica, it is refused. If there were several, all but one are innocent: each of them goes on at a replica
+where no other suspect is, until that replica has proven it, and is refused if the replica dies.
 """
 
 from __future__ import annotations
 
 PROVEN_TOKENS = 8  # a request that kills a step does so again within a few tokens
 TRIAL_S = 5.0  # after this time a replica has survived a request whose answer shows no tokens
-REFUSED_AFTER = 3  # deaths, whoever else was there
+REFUSED_AFTER = 3  # deaths, also if other suspects were there
 
 
 class Suspicion:
