@@ -49,6 +49,10 @@ class RetryBudget:
         self.taken += 1
         return True
 
+    def give_back(self, retries: int) -> None:
+        """These have cost nothing after all."""
+        self._saved = min(self._saved + retries, self._most)
+
     def _fill(self) -> None:
         now = self._clock()
         self._saved = min(self._saved + (now - self._filled_at) * self._per_s, self._most)

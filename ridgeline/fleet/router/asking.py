@@ -14,8 +14,10 @@ from dataclasses import dataclass, replace
 from ridgeline.fleet.router.config import FleetTuning
 from ridgeline.fleet.router.demand import ModelBook
 from ridgeline.fleet.router.holding.held_requests import Excluded, HeldRequests, Hold, Place, Placed
+from ridgeline.fleet.router.moving.move_budget import MoveBudget
+from ridgeline.fleet.router.moving.suspicion import Suspicion
+from ridgeline.fleet.router.replica import Replica
 from ridgeline.fleet.router.request import FleetRequest
-from ridgeline.fleet.router.suspicion import Suspicion
 from ridgeline.fleet.routing.prompt import PromptView
 from ridgeline.proxy.answer import UpstreamAnswer
 from ridgeline.proxy.breaker import Pass
@@ -59,7 +61,7 @@ class Means:
     place: Place
     give_back: Callable[[Placed], None]
     key_lines: Callable[[], bytes]
-    moves: RetryBudget  # after a replica's death
+    moves: MoveBudget  # after a replica's death
     retries: RetryBudget  # after a 5xx or a timeout
     sent: Callable[[str, str], None]  # called with a request's id and its replica
     first_token: Callable[[Placed], None]  # called when the prompt is computed
@@ -82,6 +84,7 @@ class Asking:
         self._next: Placed | None = None  # already found when its replica refused the request
         self._excluded = Excluded()
         self._suspicion = Suspicion()
+        self._left: Replica | None = None  # its last replica
         self._moves = 0
         self._has_answered = False
 
@@ -242,8 +245,8 @@ class Asking:
         was_executed = cause not in UNSENT and not cause.startswith("http_")
         if was_executed and not (request.repeatable or resuming):
             return False
-        budget = means.moves if cause in DEATHS or cause == "stale" else means.retries
-        if not budget.take():
+        left, is_death = self._left, cause in DEATHS or cause == "stale"
+        if not (means.moves.take(left) if is_death and left is not None else means.retries.take()):
             return False
         self._moves += 1
         self.book.moves[cause] += 1
@@ -282,6 +285,7 @@ class Asking:
         if placed is None:
             return
         replica, given = placed.replica, Pass.YES if self._has_answered else placed.given
+        self._left = replica
         if fault:
             replica.failed(given, trip)
         elif not self._has_answered:

@@ -26,6 +26,7 @@ from ridgeline.fleet.router.demand import ModelBook
 from ridgeline.fleet.router.exchange import Exchange
 from ridgeline.fleet.router.holding.held_queues import HeldQueues
 from ridgeline.fleet.router.holding.held_requests import NONE, Excluded, Placed
+from ridgeline.fleet.router.moving.move_budget import MoveBudget
 from ridgeline.fleet.router.prompt_view import prompt_view
 from ridgeline.fleet.router.replica import Replica, rest
 from ridgeline.fleet.router.replica_feed import ReplicaFeed
@@ -51,9 +52,6 @@ TICK_S = 0.25
 REMOVED_S = 60.0  # Retry-After of requests that waited for a model that was removed
 TABLE_S = 10.0  # seconds that a request waits for the first table
 FOLLOWED = ("ramping", "ready", "draining")  # states of replicas whose feeds are read
-# The budget of moves after deaths. It may be overdrawn by all that the running requests may move, so that a
-# second death loses no stream; in the long run, moves are this share of the requests.
-MOVE_RATIO, MOVES_PER_S = 0.1, 0.1
 REMEMBERED = 20_000  # latest requests whose replicas are remembered, for reports of their usage
 
 log = logging.getLogger(__name__)
@@ -100,7 +98,7 @@ class FleetRouter:
         self._reports = Reports(
             self.name, self.control, self.books, self.held, self.book, tuning.demand_s, clock
         )
-        self._moves = RetryBudget(MOVE_RATIO, MOVES_PER_S, clock, overdraft=self._own_moves)
+        self._moves = MoveBudget(clock, self._own_moves)
         self._retries = RetryBudget(tuning.retry_ratio, 1.0, clock)
         self._means = Means(
             self._client,
@@ -197,9 +195,9 @@ class FleetRouter:
         return sum(feed.gaps for feed in self._feeds.values())
 
     @property
-    def budgets(self) -> tuple[RetryBudget, RetryBudget]:
-        """The budget of moves after a replica's death, and that of retries."""
-        return self._moves, self._retries
+    def refused_by_budget(self) -> dict[str, int]:
+        """How many moves after a replica's death, and how many retries."""
+        return {"move": self._moves.refused, "retry": self._retries.refused}
 
     # ── choosing ──
 
@@ -334,6 +332,7 @@ class FleetRouter:
             replica.entry = entry
             if entry.state == "lost":
                 self._unfollow(entry.id)
+                replica.lost_at = self._clock()
                 replica.end_running("reset")
             elif entry.state in FOLLOWED and entry.id not in self._tasks:
                 self._follow(replica)
@@ -390,6 +389,7 @@ class FleetRouter:
                     replica.ejections += 1
                     log.warning("replica %s made no step for %g s; ejected", replica.id, progress_s)
                 replica.end_running("no_progress")
+        self._moves.settle()
         self.held.tick()
 
 

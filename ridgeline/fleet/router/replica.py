@@ -14,7 +14,7 @@ from math import inf
 from typing import Protocol
 
 from ridgeline.fleet.messages import ReplicaEntry
-from ridgeline.fleet.router.suspicion import TRIAL_S
+from ridgeline.fleet.router.moving.suspicion import TRIAL_S
 from ridgeline.fleet.routing.row import Ticket
 from ridgeline.proxy.breaker import Breaker, BreakerLimits, Pass
 from ridgeline.proxy.errors import Cause
@@ -72,6 +72,7 @@ class Replica:
         self.is_lost = False
         self.adopted: dict[str, float] = {}  # responses that another replica began: id → when it was told
         self.requests = self.failures = self.ejections = 0
+        self.lost_at = -inf  # when its process was last found dead, replaced or standing still
         self.died_at = -inf  # when it last failed a request so that others would fail too
         self._clock = clock
         self._progress_at = self._heard_at = clock()
@@ -85,6 +86,10 @@ class Replica:
     @property
     def epoch(self) -> str:
         return self.entry.epoch if self.started is None else self.started.epoch
+
+    def lose(self) -> None:
+        """Its process is dead or stands still."""
+        self.is_lost, self.lost_at = True, self._clock()
 
     def knows(self, model: str) -> bool:
         """Whether it serves this name itself."""
@@ -108,6 +113,7 @@ class Replica:
             self._progress_at = now
             if before and before != line.epoch:
                 log.warning("replica %s: another process answers; its requests are moved", self.id)
+                self.lost_at = now
                 self.end_running("reset")
             self.breaker.allow_trial()
 

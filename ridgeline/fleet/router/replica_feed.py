@@ -71,7 +71,8 @@ class ReplicaFeed:
         replica = self._replica
         if not replica.is_lost:
             log.warning("replica %s is lost", replica.id)
-        replica.is_lost = self._needs_snapshot = True
+        self._needs_snapshot = True
+        replica.lose()
         self._book.lost(replica.id)
 
     async def _read(self) -> bool:

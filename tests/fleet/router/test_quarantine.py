@@ -6,8 +6,8 @@ import asyncio
 
 import pytest
 
+from ridgeline.fleet.router.moving.suspicion import PROVEN_TOKENS, Suspicion
 from ridgeline.fleet.router.observe.metrics import metrics_text
-from ridgeline.fleet.router.suspicion import PROVEN_TOKENS, Suspicion
 from ridgeline.proxy.errors import RequestBroken
 from ridgeline.replica.resume import ENGINE_DIED_HEADER
 from tests.fleet.router.conftest import Stage, ask, counted, request, until

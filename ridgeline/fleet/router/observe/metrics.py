@@ -108,8 +108,8 @@ def fill(page: Page, router: FleetRouter, labels: Labels = ()) -> None:
         page.add("region_moves_total", router.regions.failover.moves, labels)
         page.add("region_moves_paid_total", router.regions.failover.paid, labels)
     page.add("feed_gaps_total", router.gaps, labels)
-    for kind, budget in zip(("move", "retry"), router.budgets, strict=True):
-        page.add("budget_refused_total", budget.refused, (*labels, ("kind", kind)))
+    for kind, refused in router.refused_by_budget.items():
+        page.add("budget_refused_total", refused, (*labels, ("kind", kind)))
     page.add("routers", 1, labels)
     page.add("table_generation", max(router.book.generation, 0), labels)
     page.add("controller_connected", router.control.is_connected, labels)

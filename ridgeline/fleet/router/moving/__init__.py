@@ -1,0 +1,1 @@
+"""Which requests of a failed replica move to another one."""
