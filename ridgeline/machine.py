@@ -13,9 +13,12 @@ EQUAL_CAPACITY = 0.75  # of the fastest core's: one such core more is worth wait
 
 
 def usable_cpus(root: Path = ROOT) -> int:
-    """CPUs this process may use: its affinity mask, cut by its control group's quota."""
+    """CPUs this process may use: its affinity mask, cut by its control group's quota.
+
+    A quota is rounded down: more threads than it allows would all be stopped for the rest of each period.
+    """
     allowed, quota = len(allowed_cpus()), cpu_quota(root)
-    return allowed if quota is None else min(allowed, max(1, round(quota)))
+    return allowed if quota is None else min(allowed, max(1, int(quota)))
 
 
 def compute_threads(root: Path = ROOT) -> int:

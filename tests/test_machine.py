@@ -74,7 +74,8 @@ def test_a_machine_that_says_nothing_of_its_cores_computes_on_all_cpus(tmp_path:
 @pytest.mark.parametrize(
     ("files", "quota", "threads"),
     [
-        ({"sys/fs/cgroup/cpu.max": "150000 100000\n"}, 1.5, 2),
+        ({"sys/fs/cgroup/cpu.max": "150000 100000\n"}, 1.5, 1),
+        ({"sys/fs/cgroup/cpu.max": "390000 100000\n"}, 3.9, 3),
         ({"sys/fs/cgroup/cpu.max": "max 100000\n"}, None, 8),
         ({"sys/fs/cgroup/cpu.max": "20000 100000\n"}, 0.2, 1),
         # A group below another one: the least of both counts.

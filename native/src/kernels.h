@@ -16,6 +16,7 @@ enum class InputKind : int32_t {
   Int8,         // signed bytes and a scale per group of 32
   Int8Expanded, // the same, for 4-bit weights that are first expanded to bytes with one scale per output
   Int8Coded,    // the same, for 4- and 6-bit weights whose scales are first turned into integers (AVX2)
+  Int8Words,    // the same as 16-bit integers, for 8-bit weights (AVX2)
   Int16,        // 15 bits in two signed bytes ("limbs", 128 · high + low) and a scale per group of 32
   Int16PerRow,  // the same with one scale for the row, for weights with one scale per output
   Bf16Rows,     // bf16, row after row, for AMX tiles
@@ -32,12 +33,12 @@ constexpr bool has_two_limbs(InputKind kind) { return kind == InputKind::Int16 |
 
 constexpr int kRowsForExpanding = 96;  // to bytes; fewer rows do not pay for it
 
-constexpr bool has_one_limb(InputKind kind) {
-  return kind == InputKind::Int8 || kind == InputKind::Int8Expanded || kind == InputKind::Int8Coded;
+// Of an input in Inputs::high.
+constexpr int high_bytes(InputKind kind) {
+  const bool two = kind == InputKind::Bf16 || kind == InputKind::Bf16Rows || kind == InputKind::Int8Words;
+  return kind == InputKind::Float ? 4 : two ? 2 : 1;
 }
-constexpr int bytes_per_input(InputKind kind) {
-  return kind == InputKind::Float ? 4 : has_one_limb(kind) ? 1 : 2;
-}
+constexpr int bytes_per_input(InputKind kind) { return high_bytes(kind) + has_two_limbs(kind); }
 
 // How the rows of a step are cut into tiles for the linear kernels: as even as possible, none above `most`.
 struct Tiling {

@@ -26,6 +26,7 @@
 #elif defined(__AVX2__)
 #include "kernels/attention_words.h"
 #include "kernels/linear_coded.h"
+#include "kernels/linear_words.h"
 #define RL_ATTENDS_IN_WORDS
 #define RL_CODES_SCALES
 #define RL_IN_ONE_PASS
@@ -58,7 +59,11 @@ inline InputKind input_kind(int format, int rows, bool deterministic) {
   if (format == RL_BF16) return InputKind::Bf16;
   if (format == RL_F8) return kBf16AsFloats || deterministic || rows == 1 ? InputKind::Float : InputKind::Bf16;
   if (format == RL_Q8_C) return InputKind::Int16PerRow;
-  return deterministic || rows <= kRowsWithTwoLimbs ? InputKind::Int16 : InputKind::Int8;
+  if (deterministic || rows <= kRowsWithTwoLimbs) return InputKind::Int16;
+#if defined(RL_CODES_SCALES)
+  if (format == RL_Q8_H || format == RL_Q8_FM) return InputKind::Int8Words;
+#endif
+  return InputKind::Int8;
 }
 
 inline void panel_products(const rl_matrix& m, int panel, int count, const Inputs& in, int first, int end, float* out,
@@ -83,6 +88,12 @@ inline void panel_products(const rl_matrix& m, int panel, int count, const Input
 #if defined(RL_CODES_SCALES)
     if (in.kind == InputKind::Int8Coded) {
       coded_panel_product(m, panel + p, in, first, end, out + p * kPanel, stride, add_to, scratch);
+      continue;
+    }
+#endif
+#if defined(RL_CODES_SCALES)
+    if (in.kind == InputKind::Int8Words) {
+      word_panel_product(m, panel + p, in, first, end, out + p * kPanel, stride, add_to);
       continue;
     }
 #endif

@@ -152,7 +152,8 @@ class Step {
   // Many rows are taken in blocks of this many tiles, which stay in cache while panels pass over them.
   int tiles_per_block(const Inputs& in) const {
     const size_t row_bytes = size_t(in.k) * size_t(bytes_per_input(in.kind));
-    const int least = in.kind == InputKind::Int8Expanded ? kRowsForExpanding / k_.tile_rows : 1;
+    const bool expands = in.kind == InputKind::Int8Expanded || in.kind == InputKind::Int8Coded;  // each panel, once for a block
+    const int least = expands ? kRowsForExpanding / k_.tile_rows : 1;
     return std::max(least, int(k_.input_block_bytes / (row_bytes * size_t(k_.tile_rows))));
   }
 

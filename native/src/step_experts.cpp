@@ -110,7 +110,7 @@ void Step::each_expert_run(const rl_experts& e, const rl_matrix& w, int units, P
   auto inputs_of = [&](int expert) {
     const size_t first = size_t(x.first[size_t(expert)]);
     Inputs in = shared_inputs(w, x.first[size_t(expert) + 1] - int(first), kind);
-    in.high += first * size_t(in.k) * size_t(kind == InputKind::Float ? 4 : kind == InputKind::Bf16 || kind == InputKind::Bf16Rows ? 2 : 1);
+    in.high += first * size_t(in.k) * size_t(high_bytes(kind));
     in.low += first * size_t(in.k);
     in.scales += first * size_t(in.k / kGroup), in.sums += first * size_t(in.k / kGroup) * size_t(in.parts);
     return in;

@@ -36,41 +36,39 @@ void Phase::nap() {
 
 namespace {
 
-// The CPUs of `count` threads, where there is one for each; else none: threads then run anywhere. Not on one or two CPUs: there
-// the HTTP process shares them, and a pinned thread could not step aside.
-std::vector<int> own_cpus(int count) {
+Placement own_cpus() {
+  std::vector<int> cpus;
 #if defined(__linux__)
   cpu_set_t allowed;
-  if (count <= 2 || sched_getaffinity(0, sizeof allowed, &allowed) || CPU_COUNT(&allowed) < count) return {};
-  std::vector<int> cpus;
+  if (sched_getaffinity(0, sizeof allowed, &allowed)) return {};
   for (int cpu = 0; cpu < CPU_SETSIZE; cpu++)
     if (CPU_ISSET(cpu, &allowed)) cpus.push_back(cpu);
-  return placement("", cpus);
-#else
-  (void)count;
-  return {};
 #endif
+  return placement("", cpus);
 }
 
-void pin(std::thread& thread, int cpu) {
+void pin(std::thread& thread, const std::vector<int>& cpus) {
 #if defined(__linux__)
-  cpu_set_t one;
-  CPU_ZERO(&one);
-  CPU_SET(cpu, &one);
-  pthread_setaffinity_np(thread.native_handle(), sizeof one, &one);
+  if (cpus.empty()) return;
+  cpu_set_t set;
+  CPU_ZERO(&set);
+  for (int cpu : cpus) CPU_SET(cpu, &set);
+  pthread_setaffinity_np(thread.native_handle(), sizeof set, &set);
 #else
-  (void)thread, (void)cpu;
+  (void)thread, (void)cpus;
 #endif
 }
 
 }  // namespace
 
 ThreadPool::ThreadPool(int count, void (*begin)()) : count_(count), begin_(begin) {
-  const std::vector<int> cpus = own_cpus(count_);
+  const Placement place = own_cpus();
   try {
+    // The caller, thread 0, is left as it is: what it starts later would inherit its CPU. The system moves it to the first CPU,
+    // which no other thread is bound to.
     for (int i = 1; i < count_; i++) {
       threads_.emplace_back([this, i] { worker(i); });
-      if (!cpus.empty()) pin(threads_.back(), cpus[size_t(i)]);
+      pin(threads_.back(), cpus_of_thread(place, i, count_));
     }
   } catch (...) {  // the system has no more threads: those that run must end before the pool does
     stop();

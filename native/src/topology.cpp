@@ -1,6 +1,7 @@
 #include "topology.h"
 
 #include <algorithm>
+#include <cstddef>
 #include <cstdio>
 #include <cstdlib>
 #include <set>
@@ -55,7 +56,7 @@ std::vector<int> cpu_list(const std::string& text) {
   return cpus;
 }
 
-std::vector<int> placement(const std::string& root, const std::vector<int>& allowed) {
+Placement placement(const std::string& root, const std::vector<int>& allowed) {
   const std::string system = root + "/sys/devices/";
   const std::set<int> slow = slow_ones(system, allowed);
   std::set<int> taken;  // CPUs of cores that have a thread already
@@ -69,7 +70,13 @@ std::vector<int> placement(const std::string& root, const std::vector<int>& allo
   std::vector<int> order = ranked[0];
   order.insert(order.end(), ranked[1].begin(), ranked[1].end());
   order.insert(order.end(), ranked[2].begin(), ranked[2].end());
-  return order;
+  return {order, ranked[0].empty() ? ranked[1].size() : ranked[0].size()};
+}
+
+std::vector<int> cpus_of_thread(const Placement& place, int thread, int count) {
+  if (count <= 2 || place.order.size() < size_t(count)) return {};
+  if (size_t(count) >= place.fast) return {place.order[size_t(thread)]};
+  return {place.order.begin(), place.order.begin() + std::ptrdiff_t(place.fast)};
 }
 
 }  // namespace ridgeline

@@ -20,7 +20,7 @@ using ridgeline::kPanel;
 using ridgeline::padded_k;
 
 inline const char* kind_name(InputKind kind) {
-  const char* const names[] = {"Float", "Bf16", "Int8", "Int8Expanded", "Int8Coded", "Int16", "Int16PerRow", "Bf16Rows", "Int16Rows"};
+  const char* const names[] = {"Float", "Bf16", "Int8", "Int8Expanded", "Int8Coded", "Int8Words", "Int16", "Int16PerRow", "Bf16Rows", "Int16Rows"};
   return names[int(kind)];
 }
 inline bool row_after_row(InputKind kind) { return kind == InputKind::Bf16Rows || kind == InputKind::Int16Rows; }
@@ -31,6 +31,9 @@ inline bool expands_to_bytes(const Kernels& kernels) {
 }
 inline bool multiplies_bf16(const Kernels& kernels) { return std::string(kernels.name) == "avx512" || std::string(kernels.name) == "amx"; }
 inline bool codes_scales(const Kernels& kernels) { return std::string(kernels.name) == "avx2"; }
+inline bool has_words(const Kernels& kernels, int format) {
+  return std::string(kernels.name) == "avx2" && (format == RL_Q8_H || format == RL_Q8_FM);
+}
 inline bool is_expanded(InputKind kind) { return kind == InputKind::Int8Expanded || kind == InputKind::Int8Coded; }
 
 // The forms of inputs a format is multiplied with; the last ones on some sets only.
@@ -40,7 +43,7 @@ inline std::vector<InputKind> kinds_of(const Kernels& kernels, int format, bool 
   if (format == RL_BF16) kinds = {InputKind::Bf16};
   else if (format == RL_Q8_C) kinds = {InputKind::Int16PerRow};
   else if (format == RL_F8) kinds = {InputKind::Float};
-  else kinds = {InputKind::Int8, InputKind::Int16};
+  else kinds = {has_words(kernels, format) ? InputKind::Int8Words : InputKind::Int8, InputKind::Int16};
   if (format == RL_F8 && (amx || multiplies_bf16(kernels))) kinds.push_back(InputKind::Bf16);
   const bool few_bits = ridgeline::is_four_bit(format) || format == RL_Q6_K;
   if (few_bits && expands_to_bytes(kernels)) kinds.push_back(InputKind::Int8Expanded);
@@ -53,7 +56,7 @@ inline std::vector<InputKind> kinds_of(const Kernels& kernels, int format, bool 
 class Prepared {
  public:
   Prepared(const Kernels& kernels, int format, InputKind kind, const std::vector<float>& x, int k, int rows)
-      : k_(padded_k(k)), high_(bytes(kind, rows) * (kind == InputKind::Float ? 4 : is_bf16(kind) ? 2 : 1)),
+      : k_(padded_k(k)), high_(bytes(kind, rows) * size_t(ridgeline::high_bytes(kind))),
         low_(bytes(kind, rows)), scales_(size_t(rows) * k_ / kGroup), sums_(size_t(rows) * k_ / kGroup * ridgeline::sums_per_group(kind, format)),
         inputs{kind, ridgeline::Tiling(rows, kernels.tile_rows), k_, high_.data(), low_.data(), scales_.data(),
                sums_.data(), ridgeline::multiplied_offset(kind, format), ridgeline::sums_per_group(kind, format)} {
@@ -65,7 +68,6 @@ class Prepared {
   }
 
  private:
-  static bool is_bf16(InputKind kind) { return kind == InputKind::Bf16 || kind == InputKind::Bf16Rows; }
   // AMX reads tiles of 16 rows and 64 bytes: the last ones reach beyond the rows there are.
   size_t bytes(InputKind kind, int rows) const { return size_t(rows + (row_after_row(kind) ? 16 : 0)) * k_; }
 

@@ -38,7 +38,8 @@ class Inputs(Enum):
 
     TWO_LIMBS = "15 bits"  # one row, or deterministic
     ONE_LIMB = "8 bits"  # from two rows on
-    EXPANDED = "8 bits, 4-bit weights as bytes"  # AVX-512, from 96 rows on
+    EXPANDED = "8 bits, 4-bit weights as bytes"  # AVX-512 and AVX-VNNI, from 96 rows on
+    CODED = "8 bits, 4- and 6-bit weights with integer scales"  # AVX2, from 96 rows on
 
 
 # ---- weights ----
@@ -57,8 +58,8 @@ class Groups:
         return np.ascontiguousarray(whole)
 
 
-def dequantized(matrix: PackedMatrix, *, expanded: bool = False) -> Floats:
-    """[n, k], from the packed bytes. expanded: 4-bit weights as the bytes that AVX-512 makes of them."""
+def dequantized(matrix: PackedMatrix, inputs: Inputs | None = None) -> Floats:
+    """[n, k], from the packed bytes. inputs: as the library changes the weights for inputs of this form."""
     n, k = matrix.n, matrix.k
     panels, padded = -(-n // PANEL), -(-k // GROUP) * GROUP
     data = np.frombuffer(matrix.data, np.uint8).reshape(panels, -1)
@@ -72,7 +73,11 @@ def dequantized(matrix: PackedMatrix, *, expanded: bool = False) -> Floats:
     if matrix.format is Format.F8:
         return _eight_bit_floats(data, panels, padded)[:n, :k]
     groups = _groups(matrix.format, data, panels, padded)
-    return (_as_bytes(groups) if expanded and matrix.format in FOUR_BIT else groups).weights(n, k)
+    if inputs is Inputs.EXPANDED and matrix.format in FOUR_BIT:
+        groups = _as_bytes(groups)
+    if inputs is Inputs.CODED and matrix.format in (*FOUR_BIT, Format.Q6_K):
+        groups = _with_codes(groups, matrix.format)
+    return groups.weights(n, k)
 
 
 def _eight_bit_floats(data: NDArray[np.uint8], panels: int, padded: int) -> Floats:
@@ -178,6 +183,18 @@ def _as_bytes(groups: Groups) -> Groups:
     return Groups(q, scale, scale * -128)
 
 
+def _with_codes(groups: Groups, format: Format) -> Groups:
+    """linear_coded.h: scales are whole steps of their output's largest of 24 groups."""
+    top = np.float32(16383 if format is Format.Q6_K else 32767)
+    scale = groups.scale.copy()
+    for first in range(0, scale.shape[1], 24):
+        part = scale[:, first : first + 24]
+        most = np.maximum(np.abs(part).max((1, 2), keepdims=True), np.float32(1e-30))
+        part[:] = np.rint(part * (top / most)) * (most / top)
+    offset = {Format.Q4_H: -8, Format.Q6_K: -32}.get(format)
+    return Groups(groups.q, scale, groups.minimum if offset is None else scale * offset)
+
+
 # ---- inputs ----
 
 
@@ -269,11 +286,11 @@ def fake_decoder(
     For dense decoders with RMSNorm before attention and FFN, and a gated FFN without biases.
     """
     backend = FakeQuant(inputs, kv)
-    expanded = inputs is Inputs.EXPANDED
+    changed = inputs in (Inputs.EXPANDED, Inputs.CODED)
 
     def weight(matrix: PackedMatrix | None, ffn: int = 0) -> Weight:
         assert matrix is not None
-        values = dequantized(matrix, expanded=expanded)
+        values = dequantized(matrix, inputs)
         return Weight.dense(
             backend.know(torch.from_numpy(_gate_then_up(values, ffn) if ffn else values), matrix.format)
         )
@@ -300,7 +317,7 @@ def fake_decoder(
     ]
     embedding = Weight.dense(torch.from_numpy(dequantized(table.embedding)))
     # Tied or not, the head's inputs are rounded, and the embedding is only read.
-    head = embedding if table.lm_head is table.embedding and not expanded else weight(table.lm_head)
+    head = embedding if table.lm_head is table.embedding and not changed else weight(table.lm_head)
     backend.know(head.tensor, table.lm_head.format)
     weights = DecoderWeights(embedding, norm(table.final_norm), head, layers)
     return Decoder(spec, weights, backend, table.max_context)

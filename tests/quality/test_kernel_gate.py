@@ -34,7 +34,7 @@ from tests.quality.test_regimes import first_rows
 
 BOUND = 1e-4
 WORST = 50 * BOUND  # of the 99 % quantile; single positions of large activations are ill-conditioned
-ROWS = {Inputs.TWO_LIMBS: 1, Inputs.ONE_LIMB: 32, Inputs.EXPANDED: 96}
+ROWS = {Inputs.TWO_LIMBS: 1, Inputs.ONE_LIMB: 32, Inputs.EXPANDED: 96, Inputs.CODED: 96}
 POLICIES = {
     **dict.fromkeys(("bfloat16", "int8", "int8-channel", "int4")),
     "Q4_0": Format.Q4_H,
@@ -81,8 +81,12 @@ def kernel_kl(spec, table, text, inputs, kv_format, isa, *, as_if=None, determin
 def eight_bit_forms(table, isa):
     if table.layers[0].qkv.format is Format.F8:  # floats, but for several rows on sets that multiply bf16
         return [Inputs.ONE_LIMB] if isa in ("amx", "avx512") else [Inputs.TWO_LIMBS]
-    expands = isa in ("avx512", "avx512vnni") and table.layers[0].qkv.format in FOUR_BIT
-    return [Inputs.ONE_LIMB, *([Inputs.EXPANDED] if expands else [])]
+    forms = [Inputs.ONE_LIMB]
+    if isa in ("avx512", "avx512vnni", "avxvnni") and table.layers[0].qkv.format in FOUR_BIT:
+        forms.append(Inputs.EXPANDED)
+    if isa == "avx2" and table.layers[0].qkv.format in (*FOUR_BIT, Format.Q6_K):
+        forms.append(Inputs.CODED)
+    return forms
 
 
 def one_matrix_each(table):

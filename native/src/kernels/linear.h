@@ -17,9 +17,9 @@ struct TileInputs {
 
 inline TileInputs tile_inputs(const Inputs& in, int tile) {
   const size_t first = in.tiling.first(tile);
-  const size_t row_bytes = in.kind == InputKind::Float ? size_t(in.k) * 4 : in.kind == InputKind::Bf16 ? size_t(in.k) * 2 : size_t(in.k);
+  const size_t row_bytes = size_t(in.k) * size_t(ridgeline::high_bytes(in.kind));
   const size_t scale_at = first * (in.k / kGroup);
-  return {in.high + first * row_bytes, in.low + first * row_bytes, in.scales + scale_at,
+  return {in.high + first * row_bytes, in.low + first * in.k, in.scales + scale_at,
           in.sums + scale_at * in.parts};
 }
 

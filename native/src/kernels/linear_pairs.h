@@ -35,6 +35,11 @@ struct Ahead {
   const uint8_t* from;
   size_t bytes;
 };
+// One pass asks for what is a few kilobytes ahead of it. Of several, each asks for its part of the next panel.
+inline Ahead ahead_of(const uint8_t* panel, size_t bytes, int pass, int passes) {
+  const size_t part = bytes / size_t(passes);
+  return passes == 1 ? Ahead{panel + kAhead, bytes} : Ahead{panel + bytes + size_t(pass) * part, part};
+}
 
 #if !defined(__AVXVNNI__) && !defined(RL_NEON)
 #define RL_ADDS_PAIRS
@@ -273,11 +278,14 @@ PairKernel pair_kernel(int format, bool two_limbs) {
     case RL_Q4_HM: return two_limbs ? pair_tile<R, RL_Q4_HM, true> : pair_tile<R, RL_Q4_HM, false>;
     case RL_Q4_Z: return two_limbs ? pair_tile<R, RL_Q4_Z, true> : pair_tile<R, RL_Q4_Z, false>;
     case RL_Q4_K: return two_limbs ? pair_tile<R, RL_Q4_K, true> : pair_tile<R, RL_Q4_K, false>;
-    case RL_Q8_H: return two_limbs ? pair_tile<R, RL_Q8_H, true> : pair_tile<R, RL_Q8_H, false>;
-#if defined(RL_ADDS_PAIRS)
+#if defined(RL_ADDS_PAIRS)  // one limb times whole bytes: linear_words.h
     case RL_Q6_K: return two_limbs ? six_bit_pair_tile<R, true> : six_bit_pair_tile<R, false>;
-#endif
+    case RL_Q8_H: return pair_tile<R, RL_Q8_H, true>;
+    default: return pair_tile<R, RL_Q8_FM, true>;
+#else
+    case RL_Q8_H: return two_limbs ? pair_tile<R, RL_Q8_H, true> : pair_tile<R, RL_Q8_H, false>;
     default: return two_limbs ? pair_tile<R, RL_Q8_FM, true> : pair_tile<R, RL_Q8_FM, false>;
+#endif
   }
 }
 
@@ -304,13 +312,10 @@ inline void pair_panel_product(const rl_matrix& m, int panel, const Inputs& in, 
   float* expanded = nullptr;
   if (m.format == RL_Q4_K && end - first >= kTilesForExpandedScales)
     expand_scales<RL_Q4_K>(data, in.k, expanded = reinterpret_cast<float*>(scratch));
-  for (int tile = first; tile < end; tile++) {
-    // One pass asks for what is a few kilobytes ahead of it. Of several, each asks for its part of the next panel.
-    const size_t part = bytes / size_t(end - first);
-    const Ahead ahead = end - first == 1 ? Ahead{data + kAhead, bytes} : Ahead{data + bytes + size_t(tile - first) * part, part};
+  for (int tile = first; tile < end; tile++)
     pair_kernel_of<kLinearRows>(in.tiling.size(tile), m.format, has_two_limbs(in.kind))(
-        data, in.k, tile_inputs(in, tile), bias, out + size_t(in.tiling.first(tile)) * stride, stride, add_to, ahead, expanded);
-  }
+        data, in.k, tile_inputs(in, tile), bias, out + size_t(in.tiling.first(tile)) * stride, stride, add_to,
+        ahead_of(data, bytes, tile - first, end - first), expanded);
 }
 
 }  // namespace

@@ -57,7 +57,7 @@ class Cores:
 
     @property
     def usable(self) -> int:
-        return self.affinity if self.quota is None else min(self.affinity, max(1, round(self.quota)))
+        return self.affinity if self.quota is None else min(self.affinity, max(1, int(self.quota)))
 
 
 @dataclass(frozen=True, slots=True)
