@@ -93,8 +93,8 @@ class Asking:
         return self._moves < self.means.tuning.migrations
 
     @property
-    def may_be_cause(self) -> bool:
-        return self._suspicion.may_be_cause
+    def has_seen_death(self) -> bool:
+        return self._suspicion.deaths > 0
 
     def computed(self, tokens: int) -> None:
         """The replica has computed this many tokens of the answer. Called until `is_proven`."""
@@ -269,7 +269,7 @@ class Asking:
         placed, suspicion = self.placed, self._suspicion
         if placed is None:
             return
-        suspicion.died(placed.replica.num_suspects(self) if suspicion.may_be_cause else 0)
+        suspicion.died(placed.replica.others_moved(self) if self.has_seen_death else 0)
         if suspicion.is_quarantined:
             self.book.quarantined += 1
             log.error(

@@ -38,8 +38,8 @@ class Running(Protocol):
     """A request that a replica is answering."""
 
     @property
-    def may_be_cause(self) -> bool:
-        """Whether the replica, if it dies now, may have died of this request: see Suspicion."""
+    def has_seen_death(self) -> bool:
+        """Whether another replica died with it before: see Suspicion."""
         ...
 
     def replica_failed(self, cause: Cause) -> None: ...
@@ -64,8 +64,8 @@ class Replica:
         self.breaker = Breaker(limits, clock)
         self.running: set[Running] = set()
         self.trial: Ticket | None = None  # of the one suspect that may run here
-        self._dying: set[Running] = set()  # suspects that have not left since it died
-        self._num_suspects = 0  # how many they were
+        self._moved: set[Running] = set()  # requests that had seen a death, and have not left since this one
+        self._num_moved = 0  # how many they were
         self.started: Started | None = None
         self.load: Load | None = None
         self.has_feed = True  # False if it answers requests, but has no feed
@@ -150,14 +150,14 @@ class Replica:
 
     def end(self, request: Running) -> None:
         self.running.discard(request)
-        self._dying.discard(request)
+        self._moved.discard(request)
 
-    def num_suspects(self, request: Running) -> int:
-        """It died: how many requests it may have died of. Called for each of them, which then leaves."""
-        if request not in self._dying:  # the first one that notices this death
-            self._dying = {one for one in self.running if one.may_be_cause}
-            self._num_suspects = len(self._dying)
-        return self._num_suspects
+    def others_moved(self, request: Running) -> int:
+        """It died: how many requests beside this one had seen a death. Each calls this before it leaves."""
+        if request not in self._moved:  # the first one that notices this death
+            self._moved = {one for one in self.running if one.has_seen_death}
+            self._num_moved = len(self._moved)
+        return self._num_moved - 1
 
     def has_trial(self) -> bool:
         """Whether a suspect runs here that the replica has not survived yet."""

@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import os
 import signal
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -57,6 +58,25 @@ def test_streams_of_a_replica_that_stands_still_move_to_its_peer(fleet: LiveFlee
     assert [one.errors for one in got if one.errors] == []
     assert [one.told() for one in got] == [one.told() for one in undisturbed]
     fleet.until(lambda: fleet.serving() == 2 and at_rest(fleet), "two replicas serve, and nothing is left")
+
+
+def test_two_deaths_within_a_second_lose_no_stream(tmp_path: Path) -> None:
+    live = LiveFleet(tmp_path, replicas=3, serve=DETERMINISTIC)
+    try:
+        live.up()
+        undisturbed = asyncio.run(streams(live.url, STREAMS, 80))
+        first, second, _ = [live.pid_of(one) for one in sorted(live.serving_ids())]
+
+        def kill() -> None:
+            os.kill(first, signal.SIGKILL)
+            threading.Timer(0.7, os.kill, (second, signal.SIGKILL)).start()
+
+        got = asyncio.run(streams(live.url, STREAMS, 80, kill))
+        assert [one.errors for one in got if one.errors] == []
+        assert [one.told() for one in got] == [one.told() for one in undisturbed]
+        live.until(lambda: at_rest(live), "no request and no KV block is left")
+    finally:
+        live.close()
 
 
 def test_the_fleet_leaves_no_process(fleet: LiveFleet) -> None:

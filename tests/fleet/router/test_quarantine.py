@@ -75,6 +75,31 @@ async def test_requests_beside_one_that_kills_go_on_and_it_is_refused_after_thre
     assert router.book.in_flight() == 0
 
 
+async def test_the_last_stream_that_a_second_replica_has_not_proven_is_not_refused(stage: Stage) -> None:
+    (first,) = await stage.add(max_running=64)
+    first.gate, first.gate_at, first.tokens = asyncio.Event(), 2, 30
+    router = await stage.router()
+    asked = [asyncio.create_task(ask(router, request(stream=True))) for _ in range(6)]
+    await until(lambda: router.books[MODEL].output_tokens == 6 * 2, "two tokens of each")
+    last: Asked | None = None
+
+    async def delays(asked: Asked, token: int) -> bool:
+        nonlocal last
+        last = last or asked
+        if asked is last or token == 20:
+            await asyncio.Event().wait()
+        return False
+
+    (second,) = await stage.add(max_running=64)
+    second.fault, second.tokens = delays, 30
+    await first.die()
+    await until(lambda: router.books[MODEL].output_tokens == 6 * 2 + 5 * 18, "tokens of all but one")
+    (third,) = await stage.add(max_running=64)
+    third.tokens = 30
+    await second.die()
+    assert await asyncio.gather(*asked) == [counted(30)] * 6
+
+
 async def test_suspects_are_tried_one_at_a_time(stage: Stage) -> None:
     """After two deaths of which no request is the cause: with one replica left, each waits for its turn."""
     (first,) = await stage.add(max_running=64)
@@ -164,10 +189,10 @@ async def test_a_stream_that_two_replicas_have_advanced_is_no_suspect(stage: Sta
     ("events", "deaths", "is_suspect", "is_quarantined"),
     [
         ([(0, 0)], 1, False, False),
-        ([(0, 0), (0, 1)], 2, True, True),
-        ([(0, 0), (0, 2)], 2, True, False),
+        ([(0, 0), (0, 0)], 2, True, True),
+        ([(0, 0), (0, 1)], 2, True, False),
         ([(0, 0), (PROVEN_TOKENS, 0)], 1, False, False),
-        ([(500, 0), (PROVEN_TOKENS - 1, 1)], 2, True, True),
+        ([(500, 0), (PROVEN_TOKENS - 1, 0)], 2, True, True),
         ([(0, 0), (0, 9), (0, 9)], 3, True, True),
         ([(0, 0), (0, 9), (PROVEN_TOKENS, 0)], 1, False, False),
     ],
@@ -175,9 +200,9 @@ async def test_a_stream_that_two_replicas_have_advanced_is_no_suspect(stage: Sta
 def test_the_verdict(
     events: list[tuple[int, int]], deaths: int, is_suspect: bool, is_quarantined: bool
 ) -> None:
-    """events: tokens that a replica computed before it died, and the requests it may have died of."""
+    """events: tokens that a replica computed before it died, and others there that had seen a death."""
     one = Suspicion()
-    for tokens, suspects in events:
+    for tokens, others in events:
         one.tokens = tokens
-        one.died(suspects)
+        one.died(others)
     assert (one.deaths, one.is_suspect, one.is_quarantined) == (deaths, is_suspect, is_quarantined)

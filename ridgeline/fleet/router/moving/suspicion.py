@@ -1,17 +1,17 @@
 """Suspicion: whether one request is what its replicas die of. Pure logic.
 
 A replica that dies moves all its requests to peers, also the one that killed it, if one did: without another
-limit such a request would kill `migrations` + 1 replicas. The evidence is that two replicas in a row died
-before they had computed PROVEN_TOKENS tokens of the request. If it was the only such request at the second
-replica, it is refused. If there were several, all but one are innocent: each of them goes on at a replica
-where no other suspect is, until that replica has proven it, and is refused if the replica dies.
+limit such a request would kill `migrations` + 1 replicas. A request is a suspect once two replicas in a row
+have died with it, the second one before it had computed PROVEN_TOKENS tokens of it. If no other request was
+at both, it is refused. If others were, it may be innocent: it goes on at a replica where no other suspect is,
+until that replica has proven it, and is refused if the replica dies.
 """
 
 from __future__ import annotations
 
 PROVEN_TOKENS = 8  # a request that kills a step does so again within a few tokens
 TRIAL_S = 5.0  # after this time a replica has survived a request whose answer shows no tokens
-REFUSED_AFTER = 3  # deaths, also if other suspects were there
+REFUSED_AFTER = 3  # deaths, also if other requests were there
 
 
 class Suspicion:
@@ -34,12 +34,7 @@ class Suspicion:
         """Whether its present replica has computed enough of it."""
         return self.tokens >= PROVEN_TOKENS
 
-    @property
-    def may_be_cause(self) -> bool:
-        """Whether its replica, if it dies now, is the second one in a row that died with it."""
-        return self.deaths > 0 and not self.is_proven
-
-    def died(self, suspects: int) -> None:
-        """Its replica died. suspects: requests there that `may_be_cause`, this one included."""
+    def died(self, others: int) -> None:
+        """Its replica died. others: further requests there with which a replica had died before."""
         self.deaths = 1 if self.is_proven else self.deaths + 1
-        self.is_quarantined = self.is_suspect and (self.deaths >= REFUSED_AFTER or suspects <= 1)
+        self.is_quarantined = self.is_suspect and (self.deaths >= REFUSED_AFTER or not others)
