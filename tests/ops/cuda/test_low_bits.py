@@ -26,9 +26,13 @@ FORMATS = {
     "fp8": ONLINE["fp8"],
     "fp8 blocks": LowBitFormat("fp8", 128, inputs=True),
     "fp8 groups of 32": LowBitFormat("fp8", 32, inputs=True),
+    "fp8 groups of 96": LowBitFormat("fp8", 96, inputs=True),
+    "fp8 groups of 256": LowBitFormat("fp8", 256, inputs=True),
     "fp8 weights alone": LowBitFormat("fp8"),
     "int8": ONLINE["int8"],
+    "int8 groups of 192": LowBitFormat("int8", 192, inputs=True),
     "int8 weights alone": LowBitFormat("int8", 64),
+    "int8 weights alone, groups of 96": LowBitFormat("int8", 96),
     "int4": ONLINE["int4"],
     "int4 groups of 32": LowBitFormat("int4", 32, scale="float16"),
     "int4 zeros": LowBitFormat("int4", 64, zeros=True, scale="float16"),
@@ -75,16 +79,18 @@ def scratch_for(count: int, weight: LowBits, device: str) -> LowScratch:
 
 
 @pytest.mark.parametrize("element", ["fp8", "int8"])
-@pytest.mark.parametrize("group", [0, 32, 128])
-def test_inputs_are_rounded_as_the_reference_says_bit_for_bit(element: str, group: int, device: str) -> None:
-    x = tokens(5, device, 200)
+@pytest.mark.parametrize(("group", "columns"), [(0, 200), (32, 200), (128, 200), (96, 2048)])
+def test_inputs_are_rounded_as_the_reference_says_bit_for_bit(
+    element: str, group: int, columns: int, device: str
+) -> None:
+    x = tokens(5, device, columns)
     x[1] = 0
     x[2] *= 1000
-    groups = -(-200 // group) if group else 1
+    groups = -(-columns // group) if group else 1
     dtype = torch.int8 if element == "int8" else torch.float8_e4m3fn
-    codes, steps = torch.empty(5, 200, dtype=dtype, device=device), torch.empty(groups, 5, device=device)
+    codes, steps = torch.empty_like(x, dtype=dtype), torch.empty(groups, 5, device=device)
     round_inputs(x, codes, steps, group)
-    values = codes.float() * steps.t().repeat_interleave(group or 200, dim=1)[:, :200]
+    values = codes.float() * steps.t().repeat_interleave(group or columns, dim=1)[:, :columns]
     expected = reference_inputs(x.float().cpu(), "e4m3" if element == "fp8" else element, group=group)
     assert torch.equal(values.cpu(), expected)
     alone = torch.empty_like(codes[3:4])
@@ -102,7 +108,7 @@ def test_a_product_is_that_of_the_dequantized_weights(name: str, count: int, dev
     assert_close(out, exact(x, weight) + bias.double().cpu(), torch.bfloat16, 3e-3)
 
 
-@pytest.mark.parametrize("name", ["fp8", "fp8 blocks", "int8", "int4 zeros"])
+@pytest.mark.parametrize("name", ["fp8", "fp8 blocks", "fp8 groups of 96", "int8", "int4 zeros"])
 def test_partial_sums_add_up_to_the_product_in_float32(name: str, device: str) -> None:
     columns = 2048
     weight, x = matrix(name, device, columns=columns), tokens(3, device, columns)
@@ -113,7 +119,7 @@ def test_partial_sums_add_up_to_the_product_in_float32(name: str, device: str) -
     assert_close(parts.sum(0), exact(x, weight), torch.float32, 2e-3 if device == "cuda" else 1e-5)
 
 
-@pytest.mark.parametrize("name", ["fp8", "fp8 blocks", "int8", "int4", "int4 zeros"])
+@pytest.mark.parametrize("name", ["fp8", "fp8 blocks", "fp8 groups of 256", "int8", "int4", "int4 zeros"])
 @pytest.mark.parametrize("activation", [None, "silu"])
 def test_one_token_with_its_norm_and_what_follows(name: str, activation: str | None, device: str) -> None:
     weight, x = matrix(name, device), tokens(1, device)
@@ -173,7 +179,7 @@ def test_in_deterministic_mode_a_row_has_the_same_bits_in_any_company(name: str,
     assert torch.equal(outs[0][5:6], outs[1])
 
 
-@pytest.mark.parametrize("name", ["fp8", "fp8 groups of 32", "int8", "fp8 weights alone"])
+@pytest.mark.parametrize("name", ["fp8", "fp8 groups of 32", "fp8 groups of 96", "int8", "fp8 weights alone"])
 @pytest.mark.parametrize("deterministic", [False, True])
 def test_experts_are_those_of_the_dequantized_weights(name: str, deterministic: bool, device: str) -> None:
     count, num, per_token, hidden, size = 6, 4, 2, 64, 32

@@ -19,11 +19,10 @@ from ridgeline.ops.cuda.activation import require_activation
 from ridgeline.ops.cuda.dependent_launch import PDL, let_next_start, pdl_options, wait_for_inputs
 from ridgeline.ops.cuda.experts.gating import gated
 from ridgeline.ops.cuda.experts.scratch import Groups
+from ridgeline.ops.cuda.low_bits.eight import step_within
 from ridgeline.ops.cuda.low_bits.numbers import INTERPRETS, product
 from ridgeline.ops.cuda.low_bits.products import LowScratch
 from ridgeline.ops.low_bits import LowBits
-
-STEP = 128  # columns
 
 
 def gate_up_low(
@@ -73,7 +72,7 @@ def _launch(
 ) -> None:  # fmt: skip
     factors, steps = scratch.rounded(x, weight) if weight.format.inputs else (x, None)
     group, wide = weight.format.group, block_t >= 128
-    step = min(STEP, group & -group) if group else STEP
+    step = step_within(group)
     block_n = 64 if wide and constants["GATED"] else 128 if block_t >= 32 else 64
     _low_kernel[(capacity * triton.cdiv(n, block_n),)](
         factors,

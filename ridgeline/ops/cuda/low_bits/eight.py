@@ -21,7 +21,7 @@ from ridgeline.ops.cuda.low_bits.numbers import INTERPRETS, product
 from ridgeline.ops.low_bits import LowBits
 
 SMS = 132
-STEP = 128  # columns, or a group of fewer
+STEP = 128  # columns, or a part of a group
 SPLIT_TOKENS = 128  # larger steps are not split
 
 
@@ -59,6 +59,11 @@ def eight_splits(tokens: int, n: int, k: int) -> int:
     return int(triton.cdiv(steps, triton.cdiv(steps, most)))
 
 
+def step_within(group: int) -> int:
+    """Columns of a step: the largest power of two that divides the group, at most 128."""
+    return min(STEP, group & -group) if group else STEP
+
+
 def eight_linear(
     x: Tensor,
     steps: Tensor | None,
@@ -79,8 +84,7 @@ def eight_linear(
     assert splits == 1 or bias is None, "partial sums leave the bias to their consumer"
     config = config or eight_config(tokens, n)
     group = weight.format.group
-    step = min(STEP, triton.next_power_of_2(group)) if group else STEP
-    assert not group or group % step == 0, f"groups of {group} columns are not whole steps of {step}"
+    step = step_within(group)
     columns = triton.cdiv(triton.cdiv(k, step), splits)
     _eight_kernel[(triton.cdiv(n, config.block_n) * triton.cdiv(tokens, config.block_t), splits)](
         x,

@@ -21,12 +21,11 @@ from torch import Tensor
 
 from ridgeline.ops.cuda.dependent_launch import PDL, let_next_start, pdl_options, wait_for_inputs
 from ridgeline.ops.cuda.linear.gemv import activated
+from ridgeline.ops.cuda.low_bits.eight import STEP, step_within
 from ridgeline.ops.cuda.low_bits.numbers import INTERPRETS, nearest, step_of
 from ridgeline.ops.input_rounding import LARGEST
 from ridgeline.ops.low_bit_formats import CHUNK
 from ridgeline.ops.low_bits import LowBits
-
-EIGHT_WIDTH = 128  # columns of a chunk of 8-bit numbers: a group, or as many
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +44,7 @@ def low_gemv_config(n: int, k: int, element: str, *, gated: bool = False) -> Low
         block_n = 8 if not gated else 4
         num_warps = max(1, min(8, chunks // 2))
     else:
-        chunks = min(32, triton.next_power_of_2(triton.cdiv(k, EIGHT_WIDTH)))
+        chunks = min(32, triton.next_power_of_2(triton.cdiv(k, STEP)))
         block_n = 4 if not gated else 2
         num_warps = max(1, min(8, chunks // 4))
     while block_n > 1 and triton.cdiv(n, block_n) < 256:
@@ -110,17 +109,12 @@ def low_gemv(
     is_integer = weight.codes.dtype == torch.int8
     _eight_kernel[grid](
         *arguments,
-        WIDTH=_width(format.group),
+        WIDTH=step_within(format.group),
         ROUNDED=format.inputs,
         INTEGER=is_integer,
         MOST=LARGEST["int8" if is_integer else "e4m3"],
         **constants,
     )
-
-
-def _width(group: int) -> int:
-    """Columns of a chunk: all of them in one group."""
-    return min(EIGHT_WIDTH, group & -group) if group else EIGHT_WIDTH
 
 
 @triton.jit
@@ -213,7 +207,14 @@ def _eight_kernel(
         acts = _token(x, norm_weight, column + first, scale, K, NORM)
         if ROUNDED:
             if GROUP > 0:
-                step = step_of(tl.max(tl.abs(acts), axis=1), MOST)
+                largest = tl.max(tl.abs(acts), axis=1)
+                if GROUP > WIDTH:  # the group has other chunks too
+                    begin = (first + chunk * WIDTH) // GROUP * GROUP
+                    for part_at in range(0, GROUP, WIDTH):
+                        at = (begin + part_at)[:, None] + tl.arange(0, WIDTH)[None, :]
+                        values = _token(x, norm_weight, at, scale, K, NORM)
+                        largest = tl.maximum(largest, tl.max(tl.abs(values), axis=1))
+                step = step_of(largest, MOST)
             acts = nearest(acts / step[:, None], INTEGER, MOST)
         part = tl.sum(_wide(w, INTEGER) * acts[None, :, :], axis=2)
         up_part = part

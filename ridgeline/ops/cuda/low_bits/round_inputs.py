@@ -27,8 +27,8 @@ def round_inputs(x: Tensor, codes: Tensor, steps: Tensor, group: int = 0) -> Non
     groups = triton.cdiv(k, width)
     assert steps.shape == (groups, tokens), "steps are not [groups, T]"
     is_integer = codes.dtype == torch.int8
-    together = 1 if group == 0 else max(1, min(triton.next_power_of_2(groups), 2048 // width))
     block = min(WHOLE_ROW, triton.next_power_of_2(width))
+    together = 1 if group == 0 else max(1, min(triton.next_power_of_2(groups), 2048 // block))
     _round_kernel[(tokens, triton.cdiv(groups, together))](
         x,
         codes,
