@@ -23,6 +23,7 @@ ACTIVATION_BYTES = 2
 ENGINES = ("ridgeline", "vllm", "sglang", "trtllm")
 # Share of a chip's memory for weights and cache; the rest is workspace and fragmentation.
 USABLE_MEMORY = 0.9
+KV_SCALE_BYTES = 4  # of ridgeline's cache in 8 and 4 bits: for each token, head, and key or value
 NARROW = ("fp8", "fp4")  # arithmetic for which activations are quantized too
 
 
@@ -67,6 +68,12 @@ class Deployment:
         return as_precision(self.precision)
 
     @cached_property
+    def kv_element(self) -> CacheElement:
+        size = bytes_of(self.kv_precision)
+        scaled = self.backend == "ridgeline" and size <= 1
+        return CacheElement(size, scale_bytes=KV_SCALE_BYTES if scaled else 0)
+
+    @cached_property
     def link(self) -> float:
         """Bytes per second to the other chips of the group; 1.0, and unused, for one chip without a link."""
         within = self.stage_gpus <= self.chip.link_domain
@@ -95,11 +102,10 @@ class Deployment:
 
     def kept_bytes(self, context: int) -> float:
         """Cache and states of one sequence, on each chip of the group that serves it."""
-        size = bytes_of(self.kv_precision)
         total = 0.0
         for kind, count in self.mixers:
             # ridgeline keeps windowed layers in full.
-            group = CacheGroup(kind, count, CacheElement(size))
+            group = CacheGroup(kind, count, self.kv_element)
             total += group.kept(context, whole_windows=self.backend == "ridgeline") / self._split(kind)
         return total / self.pp
 
@@ -148,7 +154,7 @@ class Deployment:
     @cached_property
     def setting(self) -> Setting:
         chip, kept = self.chip, self.kept
-        linear, experts = chip.unit(kept.linear), chip.unit(kept.experts)
+        linear, experts = self._unit(kept.linear), self._unit(kept.experts)
         layers = len(self.shape.layers)
         return Setting(
             bytes_per_s=chip.bytes_per_s,
@@ -169,19 +175,23 @@ class Deployment:
             stage_hops=self.pp - 1,
         )
 
+    def _unit(self, weight_format: str) -> str:
+        """ridgeline's kernels multiply 4-bit floats in 16 bits."""
+        unit = self.chip.unit(weight_format)
+        return "bf16" if self.backend == "ridgeline" and unit == "fp4" else unit
+
     # ---- work ----
 
     def decode(self, batch: float, context: float) -> Work:
         """One token for each of `batch` sequences with `context` cached tokens."""
         shape, own = self.shape, max(batch / self.attention_copies, 1.0)
         hidden, seen = shape.hidden_size, max(round(context), 1)
-        size = bytes_of(self.kv_precision)
         expert_bytes = sum(n * e.expected_distinct(batch) * e.one_expert(hidden) for e, n in self.experts)
         return Work(
             linear_bytes=self.linear_bytes,
             expert_bytes=expert_bytes * bytes_of(self.kept.experts) / self.stage_gpus,
             cache_bytes=own
-            * sum(CacheGroup(k, n, CacheElement(size)).read(seen) / self._split(k) for k, n in self.mixers),
+            * sum(CacheGroup(k, n, self.kv_element).read(seen) / self._split(k) for k, n in self.mixers),
             linear_flops=own * (self._linear_flops + shape.lm_head_flops) / self.tp,
             expert_flops=batch * self._expert_flops / self.stage_gpus,
             attention_flops=own * sum(n * k.flops(1, seen) for k, n in self.mixers) / self.tp,

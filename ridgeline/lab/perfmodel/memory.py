@@ -12,7 +12,7 @@ from ridgeline.engine.start.memory import DEFAULT_FRACTION
 from ridgeline.lab.errors import Infeasible
 from ridgeline.lab.hardware.chip import CPU, Chip
 from ridgeline.lab.perfmodel.operators import kv_share
-from ridgeline.models.spec.cache_layout import CacheLayout
+from ridgeline.models.spec.cache_layout import CacheElement, CacheLayout
 from ridgeline.models.spec.ffn import Dense, Experts
 from ridgeline.models.spec.mixers import Mixer
 from ridgeline.models.spec.model_spec import ModelSpec
@@ -61,7 +61,7 @@ def memory_plan(
     shape: ModelSpec,
     chip: Chip,
     precision: Precision | str,
-    kv_precision: str = "bfloat16",
+    kv_precision: CacheElement | str = "bfloat16",
     tp: int = 1,
     pp: int = 1,
     context_in: int = 1_024,
@@ -116,7 +116,7 @@ def _on_a_chip(
     shape: ModelSpec,
     chip: Chip,
     precision: Precision | str,
-    kv_precision: str,
+    kv_precision: CacheElement | str,
     tp: int,
     pp: int,
     length: int,
@@ -124,7 +124,7 @@ def _on_a_chip(
     whole_windows: bool,
 ) -> MemoryNeeds:
     weights = round(shape.weight_bytes(precision) / (tp * pp))
-    kept = bytes_of(kv_precision)
+    kept = kv_precision if isinstance(kv_precision, CacheElement) else CacheElement(bytes_of(kv_precision))
     per_request = _kv_on_a_chip(shape, length, kept, tp, whole_windows) / pp
     per_token = _kv_on_a_chip(shape, 2, kept, tp) - _kv_on_a_chip(shape, 1, kept, tp)
     activations = activation_bytes(shape, step_tokens, tp)
@@ -140,11 +140,11 @@ def _on_a_chip(
 
 
 def _kv_on_a_chip(
-    shape: ModelSpec, length: int, kv_bytes: float, tp: int, whole_windows: bool = False
+    shape: ModelSpec, length: int, element: CacheElement, tp: int, whole_windows: bool = False
 ) -> float:
     return sum(
         group.kept(length, whole_windows=whole_windows) * kv_share(group.mixer, tp)
-        for group in CacheLayout.of(shape, kv_bytes).groups
+        for group in CacheLayout.of(shape, element).groups
     )
 
 

@@ -10,7 +10,7 @@ import re
 import shlex
 from pathlib import Path
 
-from ridgeline.lab.hardware.chip import Chip
+from ridgeline.lab.hardware.chip import CPU, Chip
 from ridgeline.models.errors import ModelError
 from ridgeline.models.files.hub import fetch_config, hub_id
 from ridgeline.models.files.registry import find_known, resolve
@@ -18,10 +18,13 @@ from ridgeline.models.spec.coverage import PLANNED_FORMATS
 from ridgeline.models.spec.families import check_servable
 from ridgeline.models.spec.find_spec import published_for, spec_of
 from ridgeline.models.spec.model_spec import ModelSpec
+from ridgeline.models.spec.precision import Precision
 from ridgeline.models.spec.read_spec import read_spec
+from ridgeline.models.weights.low_bits.kept_precision import kept_precision
 
-SIXTEEN_BITS = ("bfloat16", "float16")
-CPU_KV = ("bfloat16", "float32", "int8", "int4")  # as --kv-dtype of the native backend has them
+# As --kv-dtype of the native and the GPU backend has them; FP8 needs a GPU that multiplies it.
+CPU_KV = ("bfloat16", "float32", "int8", "int4")
+GPU_KV = ("bfloat16", "float16", "fp8", "int8")
 
 
 def ridgeline_refusal(model: str, chip: Chip, precision: str | None, kv_precision: str = "bfloat16") -> str:
@@ -29,15 +32,30 @@ def ridgeline_refusal(model: str, chip: Chip, precision: str | None, kv_precisio
     if chip.name.startswith("mi"):
         return f"it has no kernels for {chip.title}"
     try:
-        check_servable(served_spec(model))
+        spec = served_spec(model)
+        check_servable(spec)
     except ModelError as error:
         return re.split(r"; |\. ", str(error))[0]
-    if chip.name != "cpu" and precision is not None and precision not in PLANNED_FORMATS["cuda"]:
-        return f"on a GPU its weights are {', '.join(PLANNED_FORMATS['cuda'])}, not {precision}"
-    if kv_precision not in (CPU_KV if chip.name == "cpu" else SIXTEEN_BITS):
-        where = "a processor" if chip.name == "cpu" else "a GPU"
-        return f"on {where} it keeps no keys and values in {kv_precision}"
+    if chip.name == CPU:
+        known = kv_precision in CPU_KV
+        return "" if known else f"on a processor it keeps no keys and values in {kv_precision}"
+    if precision is not None and precision not in PLANNED_FORMATS["cuda"]:
+        stored = str(gpu_precision(spec, chip))
+        if str(Precision.named(precision)) != stored:
+            return (
+                f"its speed on a GPU with weights in {precision} is not measured: a plan has them as stored "
+                f"({stored}), or in {', '.join(PLANNED_FORMATS['cuda'])}"
+            )
+    if kv_precision not in GPU_KV:
+        return f"on a GPU it keeps no keys and values in {kv_precision}"
+    if kv_precision == "fp8" and "fp8" not in chip.flops:
+        return f"keys and values in fp8 need a GPU that multiplies FP8, and {chip.title} does not"
     return ""
+
+
+def gpu_precision(shape: ModelSpec, chip: Chip) -> Precision:
+    """What ridgeline keeps on this GPU of the files as they are; shape: of a served family."""
+    return kept_precision(shape, has_fp8="fp8" in chip.flops)
 
 
 def other_command(

@@ -11,8 +11,9 @@ from pathlib import Path
 from typing import Any
 
 from ridgeline.lab.evaluate.verdicts import QualityVerdict
-from ridgeline.lab.hardware.chip import Chip
+from ridgeline.lab.hardware.chip import CPU, Chip
 from ridgeline.lab.model_identity import ModelIdentity
+from ridgeline.lab.perfmodel.deployment import Deployment
 from ridgeline.lab.perfmodel.intervals import unlike
 from ridgeline.lab.perfmodel.roofline import Roofline
 from ridgeline.lab.plan.break_even import BreakEven
@@ -29,6 +30,7 @@ from ridgeline.lab.prediction import Interval
 from ridgeline.lab.slo import Slo
 from ridgeline.models.files.hub import hub_id
 from ridgeline.models.spec.model_spec import ModelSpec
+from ridgeline.models.spec.precision import WHOLE
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,6 +130,7 @@ class Plan:
             if unlike_any:
                 found.append(f"beyond the fitted step times, so intervals are wider: {'; '.join(unlike_any)}")
         if self.method == "analytic" and self.engine == "ridgeline":
+            found += _unmeasured_formats(self.candidate.deployment)
             found.append(
                 "run `ridgeline plan fit` against a server on this hardware for much narrower intervals"
             )
@@ -149,6 +152,17 @@ class Plan:
         if self.request.offers is not None and not self.request.offers.typical.same_model:
             found.append(f"the hosted price is for another model: {self.request.offers.typical.model}")
         return tuple(found)
+
+
+def _unmeasured_formats(deployment: Deployment) -> Iterator[str]:
+    """On a GPU: formats that are computed as stored or as asked for, and not proposed."""
+    if deployment.chip.name == CPU:
+        return
+    kept = deployment.kept
+    formats = [f"weights in {kept}"] if {kept.attention, kept.linear, kept.experts} - set(WHOLE) else []
+    formats += [f"keys and values in {deployment.kv_precision}"] * (deployment.kv_precision not in WHOLE)
+    if formats:
+        yield f"ridgeline's speed on a GPU with {' and '.join(formats)} is not measured: the formula's counts"
 
 
 def _quality_caveats(chosen: FormatFigures) -> Iterator[str]:

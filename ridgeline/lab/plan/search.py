@@ -227,7 +227,7 @@ def _memory(deployment: Deployment, demand: Demand, tp: int, pp: int) -> MemoryN
         deployment.shape,
         deployment.chip,
         deployment.precision,
-        deployment.kv_precision,
+        deployment.kv_element,
         tp,
         pp,
         max(1, round(demand.mean_input)),

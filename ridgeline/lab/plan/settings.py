@@ -17,6 +17,7 @@ from ridgeline.engine.limits.calibration import DEFAULT_STEP_TOKENS, load_calibr
 from ridgeline.engine.schedule.intake import SchedulerLimits
 from ridgeline.lab.perfmodel.deployment import Deployment
 from ridgeline.lab.plan.demand import Demand
+from ridgeline.lab.plan.engines import gpu_precision
 from ridgeline.lab.plan.search import Candidate
 from ridgeline.models.files.hub import hub_id
 from ridgeline.models.files.registry import find_known
@@ -24,7 +25,7 @@ from ridgeline.models.spec.coverage import PLANNED_FORMATS, Backend
 from ridgeline.options import build, options_of, read_file
 
 # The engine's defaults; see `engine.start.build`.
-CPU_RUNNING, GPU_RUNNING, GPU_STEP_TOKENS, GPU_WEIGHTS = 64, 256, 8192, "bfloat16"
+CPU_RUNNING, GPU_RUNNING, GPU_STEP_TOKENS = 64, 256, 8192
 LEAST_KV_TOKENS = 16_384
 SECTIONS = {"engine": EngineConfig}
 
@@ -54,10 +55,12 @@ def engine_settings(
     def decide(key: str, value: Any, reason: str) -> None:
         values[key], reasons[key] = value, reason
 
-    kept_by_default = str(deployment.shape.stored) if is_cpu else GPU_WEIGHTS
+    kept_by_default = str(deployment.shape.stored)
+    if not is_cpu and deployment.backend == "ridgeline":
+        kept_by_default = str(gpu_precision(deployment.shape, deployment.chip))
     if candidate.precision != kept_by_default and candidate.precision in PLANNED_FORMATS[backend]:
         decide("weights", candidate.precision, "the precision that was planned with")
-    if is_cpu and deployment.kv_precision != "bfloat16":
+    if deployment.kv_precision not in (("bfloat16",) if is_cpu else ("bfloat16", "float16")):
         decide("kv_dtype", deployment.kv_precision, "the precision that was planned with")
     step_tokens, chunk, why = _step_sizes(deployment, is_cpu)
     decide("step_tokens", step_tokens, why)

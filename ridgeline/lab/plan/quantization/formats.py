@@ -6,7 +6,7 @@ Used by `choose`. ridgeline's formats are those of its backends (`coverage`), no
 from __future__ import annotations
 
 from ridgeline.lab.hardware.chip import CPU
-from ridgeline.lab.plan.engines import served_spec
+from ridgeline.lab.plan.engines import gpu_precision, served_spec
 from ridgeline.lab.plan.plan_types import PlanRequest
 from ridgeline.models.errors import ModelError
 from ridgeline.models.spec.coverage import PLANNED_FORMATS, Backend, refusal
@@ -35,9 +35,9 @@ def stored_precision(request: PlanRequest, engine: str) -> Precision:
     if engine != "ridgeline":
         return stored
     backend = ridgeline_backend(request)
-    if backend == "native":
-        return packed_precision(stored)
-    return Precision.named("float32" if backend == "torch" else "bfloat16")
+    if backend == "cuda":
+        return gpu_precision(request.shape, request.chip)
+    return packed_precision(stored) if backend == "native" else Precision.named("float32")
 
 
 def precisions_for(request: PlanRequest, engine: str) -> list[Precision]:
