@@ -6,10 +6,13 @@ native library multiplies by packed weights with 8-bit inputs; the tolerance is 
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+from safetensors.torch import load_file, save_file
 
 from ridgeline.engine.config import EngineConfig
 from ridgeline.engine.start.build import BuiltEngine, build_engine
@@ -81,3 +84,19 @@ def test_the_answers_are_the_twins_and_a_hit_is_a_miss(
     assert (none, len(hit)) == (0, OUTPUT_TOKENS)
     assert cached >= PROMPT_TOKENS // 16 * 16 - 16
     assert_same(hit, miss, 0.0 if settings.get("deterministic") else 1e-4)
+
+
+@pytest.mark.parametrize("backend", ["native", "torch"])
+def test_a_file_that_quantizes_the_kv_cache_alone_is_served_and_the_start_says_what_is_used(
+    backend: str, tmp_path: Path, weights_are_not_kept: None
+) -> None:
+    tiny_model("qwen3").save_pretrained(tmp_path)
+    scales = {f"model.layers.0.self_attn.{part}_proj.{part}_scale": torch.tensor(0.5) for part in "kv"}
+    weights = tmp_path / "model.safetensors"
+    save_file(load_file(weights) | scales, weights)
+    settings = {"quantization": {"quant_algo": None, "kv_cache_quant_algo": "FP8"}}
+    (tmp_path / "hf_quant_config.json").write_text(json.dumps(settings), encoding="utf-8")
+    engine = built(tmp_path, backend, {})
+    (note,) = (note for note in engine.notes if "KV cache" in note)
+    assert f"is in {engine.kv_dtype} (--kv-dtype), not in FP8 as the file asks" in note
+    assert "scales of keys and values (k_scale, v_scale) are not used" in note

@@ -25,7 +25,7 @@ from ridgeline.engine.limits.calibration import (
 from ridgeline.engine.schedule.request import Request, SamplingParams
 from ridgeline.engine.speculate.drafter import Drafter
 from ridgeline.engine.start.backend_choice import BackendChoice, choose_backend
-from ridgeline.engine.start.loading import BackendBuild, Loaded, Progress, StepSizes
+from ridgeline.engine.start.loading import BackendBuild, Loaded, Progress, StepSizes, kv_notes
 from ridgeline.engine.start.memory import MemoryPlan, available_memory, plan_memory, resident_bytes
 from ridgeline.engine.start.memory_receipt import MemoryReceipt
 from ridgeline.engine.start.speculation_choice import DraftModel, choose_speculation, draft_config
@@ -148,6 +148,7 @@ def build_engine(
         summary=f"{choice.name} ({loaded.unit}), weights {loaded.weights}, KV {loaded.kv}",
         notes=((f"{choice.name} because {choice.reason}",) if choice.reason else ())
         + loaded.notes
+        + (kv_notes(spec, path, loaded.kv) if config.load_format == "auto" else ())
         + drafting.notes,
         budget=budget,
         limits=limits,

@@ -48,8 +48,8 @@ from ridgeline.models.spec.model_spec import ModelSpec
 from ridgeline.models.spec.precision import bytes_of
 from ridgeline.models.weights.checkpoint import open_source
 from ridgeline.models.weights.layout import Piece, pieces
-from ridgeline.models.weights.low_bits.keep_policy import wrong_keep
-from ridgeline.models.weights.low_bits.plan import NOTHING_LOW, LowBitPlan, low_bit_plan
+from ridgeline.models.weights.low_bits.keep_policy import wrong_experts_keep, wrong_keep
+from ridgeline.models.weights.low_bits.plan import LowBitPlan, low_bit_plan
 from ridgeline.ops.low_bit_formats import ONLINE
 
 if TYPE_CHECKING:
@@ -63,7 +63,6 @@ log = logging.getLogger(__name__)
 DEVICE = "cuda"
 KV_STEP_BYTES = 4  # of an 8-bit cache, for each token, KV head, and key or value
 DTYPE_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
-FP8_CAPABILITY = (8, 9)  # of GPUs whose tensor cores multiply FP8
 NORM_BYTES = 4  # norms are float32 for every model
 # Memory not allocated here: kernel modules, cuBLAS and its workspace; a graph's nodes and arguments.
 LIBRARY_BYTES = 384 << 20
@@ -100,20 +99,20 @@ class CudaBuild:
         for name in config.quantization_keep:
             if wrong := wrong_keep(name, spec.num_layers):
                 raise InvalidConfig(f"--quantization-keep {wrong}")
-        if config.weights not in ("auto", *ONLINE) or (config.weights == "auto" and not spec.quantization):
-            return NOTHING_LOW
-        source = None if config.load_format == "dummy" else open_source(self._path, spec)
-        return low_bit_plan(spec, config.weights, config.quantization_keep, source, has_fp8=self._has_fp8)
-
-    @property
-    def _has_fp8(self) -> bool:
-        return self._gpu is None or self._gpu.capability >= FP8_CAPABILITY
+        is_read = config.weights in ONLINE or (config.weights == "auto" and spec.quantization is not None)
+        source = open_source(self._path, spec) if is_read and config.load_format != "dummy" else None
+        has_fp8 = self._gpu is None or self._gpu.has_fp8
+        low = low_bit_plan(spec, config.weights, config.quantization_keep, source, has_fp8=has_fp8)
+        if low.mxfp4_experts and (wrong := wrong_experts_keep(config.quantization_keep, spec)):
+            raise InvalidConfig(f"--quantization-keep {wrong}")
+        return low
 
     def _check_fp8(self) -> None:
         """FP8 that was asked for; what a file has in it is expanded instead."""
+        if self._gpu is None or self._gpu.has_fp8:
+            return
         for flag, value in (("--weights", self._config.weights), ("--kv-dtype", self._config.kv_dtype)):
-            if value == "fp8" and not self._has_fp8:
-                assert self._gpu is not None
+            if value == "fp8":
                 have = ".".join(map(str, self._gpu.capability))
                 raise InvalidConfig(
                     f"{flag} fp8 needs a GPU of compute capability 8.9 or newer; {self._gpu.name} has "
@@ -151,10 +150,7 @@ class CudaBuild:
 
     @property
     def _stored_experts(self) -> bool:
-        """Whether experts are computed as stored: MXFP4 beside bfloat16, of a checkpoint in safetensors."""
-        stored = self._low.mxfp4_experts
-        stored = stored or (self._spec.weight_format == "mxfp4" and self._config.weights == "auto")
-        return stored and self._dtype == "bfloat16"
+        return self._low.mxfp4_experts
 
     def prepare(self) -> None:
         """Import torch and the runner with its kernels' sources, and create the device's context. Importing
@@ -341,8 +337,6 @@ class CudaBuild:
         stored = self._spec.weight_format
         if self._config.load_format == "dummy":
             notes.append(DUMMY_NOTE)
-        elif self._stored_experts and not self._low.mxfp4_experts:
-            notes.append("experts are computed as stored, in MXFP4")
         elif self._low.notes:
             pass
         elif expanded := expansion_notes(self._spec, self._dtype):

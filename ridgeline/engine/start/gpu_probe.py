@@ -14,6 +14,7 @@ from pathlib import Path
 
 DRIVER = "libcuda.so.1"
 LEAST_CAPABILITY = (8, 0)  # bfloat16 in the tensor cores
+FP8_CAPABILITY = (8, 9)
 _CAPABILITY_MAJOR, _CAPABILITY_MINOR = 75, 76  # CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_*
 _NAME_BYTES = 256
 
@@ -26,6 +27,11 @@ class Gpu:
     total_bytes: int
     capability: tuple[int, int]
     driver_cuda: tuple[int, int]  # the newest CUDA version the driver supports
+
+    @property
+    def has_fp8(self) -> bool:
+        """Whether its tensor cores multiply FP8."""
+        return self.capability >= FP8_CAPABILITY
 
 
 def find_gpu() -> Gpu | None:

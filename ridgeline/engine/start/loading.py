@@ -4,12 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Protocol
 
 from ridgeline.engine.limits.machine_limits import MeasuredLimits
 from ridgeline.engine.run.runner import Runner
 from ridgeline.engine.start.memory import Footprint, MemoryPlan
 from ridgeline.engine.start.memory_receipt import MemoryReceipt
+from ridgeline.models.errors import ModelError
+from ridgeline.models.files.checkpoint_files import tensor_names
+from ridgeline.models.quantized.packings import KV_SCALES
 from ridgeline.models.spec.model_spec import ModelSpec
 from ridgeline.models.weights.mxfp4 import ROUNDED_STEPS
 
@@ -39,6 +43,21 @@ def input_notes(spec: ModelSpec) -> tuple[str, ...]:
         return ()
     note = f"weights alone are quantized: inputs are not rounded to {rounded}, as the file asks"
     return (note + ("; its static scales of inputs are not used" if scheme.has_static_inputs else ""),)
+
+
+def kv_notes(spec: ModelSpec, path: Path, kv: str) -> tuple[str, ...]:
+    """For a checkpoint that asks for a format of the KV cache. kv: the type that it has."""
+    try:
+        has_scales = any(name.rpartition(".")[2] in KV_SCALES for name in tensor_names(path))
+    except ModelError:
+        has_scales = False  # the loader reports what is wrong
+    note = ""
+    if spec.kv_asked and spec.kv_asked.lower() != kv:
+        note = f"the KV cache is in {kv} (--kv-dtype), not in {spec.kv_asked} as the file asks"
+    if has_scales:
+        note += "; " if note else ""
+        note += "the file's scales of keys and values (k_scale, v_scale) are not used"
+    return (note,) if note else ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,12 +5,14 @@ Used by code that opens a checkpoint, and by the cache of packed weights to dete
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from pathlib import Path
 
 from ridgeline.models.errors import PICKLE_SUFFIXES, BrokenModel
 from ridgeline.models.files.config_values import ConfigValues, read_json_object
 from ridgeline.models.files.conversion import no_weights, pickle_refusal
 from ridgeline.models.files.registry import refuse_pickles_alone
+from ridgeline.models.files.safetensors_file import SafetensorsFile
 
 
 def weights_file(path: Path) -> Path:
@@ -30,6 +32,14 @@ def weights_file(path: Path) -> Path:
     if path.suffix in PICKLE_SUFFIXES:
         raise pickle_refusal(path)
     return path
+
+
+def tensor_names(path: Path) -> Collection[str]:
+    """Of a checkpoint in safetensors, from its index or the file's header; none of other files."""
+    file = weights_file(path)
+    if file.suffix == ".json":
+        return (ConfigValues(read_json_object(file), str(file)).mapping("weight_map") or {}).keys()
+    return SafetensorsFile(file).tensors.keys() if file.suffix == ".safetensors" else ()
 
 
 def shard_paths(path: Path) -> list[Path]:

@@ -115,6 +115,18 @@ def read_scheme(
     return QuantScheme(name, (*first, *rules), default)
 
 
+def read_kv_format(config: Mapping[str, Any] | None, beside: Mapping[str, Any] | None = None) -> str:
+    """The type that a file asks the KV cache to have, in words; empty if none. Arguments as `read_scheme`."""
+    settings = {**(beside or {}), **(config or {})}
+    asked = settings.get("kv_cache_scheme") or settings.get("kv_cache_quant_algo")
+    if isinstance(asked, Mapping):
+        kind, bits = str(asked.get("type", "int")), asked.get("num_bits", 8)
+        return "FP8" if (kind, bits) == ("float", 8) else f"{kind}{bits}"
+    name = str(asked or "").upper()
+    # "static": AutoFP8's settings, whose only type is FP8.
+    return {"STATIC": "FP8", "NONE": "", "INT8": "int8"}.get(name, name)
+
+
 Read = tuple[tuple[Rule, ...], QuantFormat | None]
 
 
@@ -261,7 +273,8 @@ def _input_format(inputs: Mapping[str, Any] | None, *, is_mx: bool) -> InputForm
         return InputFormat(name, group or 32, "e8m0")
     if name == "e2m1":  # NVFP4: `dynamic` is "local", and the factor of the whole tensor is stored
         return InputFormat(name, group or 16, "e4m3", static=True)
-    return InputFormat(name, group, static=not inputs.get("dynamic"))
+    has_zeros = name.startswith("int") and not inputs.get("symmetric", True)
+    return InputFormat(name, group, static=not inputs.get("dynamic"), zero_point=has_zeros)
 
 
 def _modelopt(settings: Mapping[str, Any]) -> Read:

@@ -49,17 +49,20 @@ class InputFormat:
     group:   columns of a token that share a step; 0: the whole token, or every token if it is static
     scale:   the type of steps: float32; e4m3 (NVFP4); e8m0 (MX)
     static:  a factor is stored with the matrix (input_scale, input_global_scale)
+    zero_point: integers with an offset for each step (asymmetric)
     """
 
     element: str
     group: int = 0
     scale: str = "float32"
     static: bool = False
+    zero_point: bool = False
 
     @property
     def name(self) -> str:
         """As users know it."""
-        return {"e4m3": "FP8", "e2m1": "FP4"}.get(self.element, self.element)
+        name = {"e4m3": "FP8", "e2m1": "FP4"}.get(self.element, self.element)
+        return f"{name} with zero points" if self.zero_point else name
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,7 +77,8 @@ class QuantFormat:
     tensor_scale: one more float32 factor for the whole matrix (NVFP4)
     act_order:    columns belong to groups in any order (GPTQ's desc_act)
     stored_zeros: "less one": the file has each zero point minus 1 (GPTQ's first version)
-    activations:  how the producer meant inputs to be rounded; None: not at all. No backend applies it
+    activations:  how the producer meant inputs to be rounded; None: not at all. A GPU rounds them
+                  where a kernel does (`low_bits.plan`), a CPU never
     """
 
     element: str

@@ -45,7 +45,8 @@ TENSORS: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     ),
     "bnb8": (("weight", "SCB"), ("weight_format",)),
 }
-UNREAD = ("input_scale", "input_global_scale", "input_zero_point", "k_scale", "v_scale", "q_scale")
+KV_SCALES = ("k_scale", "v_scale", "q_scale")
+UNREAD = ("input_scale", "input_global_scale", "input_zero_point", *KV_SCALES)
 # AWQ: nibble i of a word belongs to column _AWQ_ORDER[i] of eight.
 _AWQ_ORDER = (0, 2, 4, 6, 1, 3, 5, 7)
 

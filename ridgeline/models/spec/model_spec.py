@@ -64,6 +64,7 @@ class ModelSpec:
     pad_id: int | None = None
     weight_format: str = "float32"  # as stored: float32, float16, bfloat16, fp8, gguf:Q4_1, …
     quantization: QuantScheme | None = None  # the same by matrix, of a checkpoint in safetensors
+    kv_asked: str = ""  # the type that the checkpoint asks the KV cache to have
     stored: Precision = SIXTEEN_BITS  # the same by part, as `find_spec` reads it
     stored_bytes: int | None = None  # size of the weights on disk, if the files were read
     extra_parameters: tuple[ExtraWeights, ...] = ()

@@ -16,7 +16,7 @@ import numpy as np
 from ridgeline.models.errors import BrokenModel, UnsupportedModel
 from ridgeline.models.files.checkpoint_files import shard_paths
 from ridgeline.models.files.safetensors_file import SafetensorsFile, SafetensorsTensor
-from ridgeline.models.quantized.packings import StoredMatrix, StoredTensor
+from ridgeline.models.quantized.packings import KV_SCALES, StoredMatrix, StoredTensor
 from ridgeline.models.quantized.tensors import QuantizedTensors
 from ridgeline.models.spec.families import FAMILIES
 from ridgeline.models.spec.model_spec import ModelSpec
@@ -117,6 +117,8 @@ class SafetensorsSource:
         return self._places[name]
 
     def is_harmless(self, name: str) -> bool:
+        if name.rpartition(".")[2] in KV_SCALES:  # of files that quantize nothing but the KV cache
+            return True
         tied_head = name == self._head and self.spec.tied_embeddings
         if self._quantized is not None and name.endswith(".bias") and self._quantized.is_zero_bias(name):
             return True

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from ridgeline.models.errors import UnsupportedModel
-from ridgeline.models.quantized.config import METHODS, QuantScheme, read_scheme
+from ridgeline.models.quantized.config import METHODS, QuantScheme, read_kv_format, read_scheme
 from ridgeline.models.quantized.format import InputFormat
 from ridgeline.models.spec.families import check_servable
 from ridgeline.models.spec.read_spec import read_spec
@@ -117,6 +117,11 @@ def test_a_published_quantized_config_says_how_inputs_are_rounded(name: str) -> 
             {"num_bits": 8, "type": "int", "dynamic": False, "strategy": "tensor"},
             InputFormat("int8", static=True),
         ),
+        (
+            {"num_bits": 8, "type": "int", "dynamic": True, "symmetric": False},
+            InputFormat("int8", zero_point=True),
+        ),
+        ({"num_bits": 8, "type": "float", "dynamic": True, "symmetric": False}, PER_TOKEN),
         (None, None),
     ],
 )
@@ -228,6 +233,22 @@ def test_gptq_settings_for_some_modules_change_or_leave_out_those() -> None:
 )
 def test_what_is_not_read_is_a_refusal_with_its_reason(config: dict[str, Any], words: str) -> None:
     assert words in scheme_of(config).refusal
+
+
+@pytest.mark.parametrize(
+    ("settings", "asked"),
+    [
+        ({"kv_cache_scheme": {"dynamic": False, "num_bits": 8, "type": "float"}}, "FP8"),
+        ({"kv_cache_scheme": {"num_bits": 4, "type": "int"}}, "int4"),
+        ({"kv_cache_scheme": "static"}, "FP8"),
+        ({"kv_cache_scheme": None}, ""),
+        ({"quant_algo": "NVFP4", "kv_cache_quant_algo": "FP8"}, "FP8"),
+        ({"quant_algo": "NVFP4", "kv_cache_quant_algo": "INT8"}, "int8"),
+        ({"quant_algo": "NVFP4", "kv_cache_quant_algo": None}, ""),
+    ],
+)
+def test_the_kv_format_that_a_file_asks_for(settings: dict[str, Any], asked: str) -> None:
+    assert read_kv_format(settings) == read_kv_format(None, settings) == asked
 
 
 def test_settings_of_a_kv_cache_alone_quantize_no_weights() -> None:

@@ -25,7 +25,7 @@ from ridgeline.models.spec.readers.hf_features import (
     routed_experts,
     unreadable_features,
 )
-from ridgeline.models.spec.readers.hf_quantization import read_quantization, read_weight_format
+from ridgeline.models.spec.readers.hf_quantization import read_kv_type, read_quantization, read_weight_format
 from ridgeline.models.spec.readers.hf_rope import read_ropes, rope_notes
 from ridgeline.models.spec.readers.hf_windows import read_windows, rotated_layers
 from ridgeline.models.spec.rope import RopeSpec
@@ -112,6 +112,7 @@ def read_values(
         pad_id=pad_id,
         weight_format=read_weight_format(values, quantization),
         quantization=read_quantization(values, quantization),
+        kv_asked=read_kv_type(values, quantization),
         extra_parameters=_prediction_modules(values, family, layers[-1], hidden_size),
         notes=rope_notes(ropes_of(layers)),
     )

@@ -12,7 +12,7 @@ from typing import Any
 
 from ridgeline.models.errors import BrokenModel
 from ridgeline.models.files.config_values import ConfigValues
-from ridgeline.models.quantized.config import QuantScheme, read_scheme
+from ridgeline.models.quantized.config import QuantScheme, read_kv_format, read_scheme
 
 
 def read_weight_format(values: ConfigValues, quantization: Mapping[str, Any] | None) -> str:
@@ -32,6 +32,12 @@ def read_quantization(values: ConfigValues, quantization: Mapping[str, Any] | No
     """The formats of the matrices; None if they are not quantized."""
     beside = ConfigValues(quantization or {}, f"{values.where} (hf_quant_config.json)")
     return read_scheme(values.mapping("quantization_config"), beside.mapping("quantization"))
+
+
+def read_kv_type(values: ConfigValues, quantization: Mapping[str, Any] | None) -> str:
+    """The type that the file asks the KV cache to have; empty if none."""
+    beside = ConfigValues(quantization or {}, f"{values.where} (hf_quant_config.json)")
+    return read_kv_format(values.mapping("quantization_config"), beside.mapping("quantization"))
 
 
 def _quantization_name(settings: dict[str, Any] | None, where: str) -> str | None:

@@ -4,6 +4,10 @@ mean."""
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import Literal
+
+from ridgeline.models.spec.ffn import Experts
+from ridgeline.models.spec.model_spec import ModelSpec
 
 # The matrices of a layer in 8 or 4 bits, by part.
 PARTS = {
@@ -28,6 +32,16 @@ class KeepPolicy:
             for words in self._names
         )
 
+    def kept_experts(self, spec: ModelSpec) -> Literal["all", "some", "none"]:
+        """Which of the model's experts it keeps."""
+        kept = {
+            self.keeps(number, name)
+            for number, layer in enumerate(spec.layers)
+            if isinstance(layer.ffn, Experts)
+            for name in PARTS["experts"]
+        }
+        return "some" if len(kept) == 2 else "all" if True in kept else "none"
+
 
 def wrong_keep(name: str, num_layers: int | None = None) -> str | None:
     """Why a name of the policy means nothing; None if it is right."""
@@ -47,3 +61,14 @@ def wrong_keep(name: str, num_layers: int | None = None) -> str | None:
     if words in known:
         return None
     return f"{name!r} is not known: use lm_head, layers.N, or one of {', '.join([*PARTS, *PART_OF])}"
+
+
+def wrong_experts_keep(names: Iterable[str], spec: ModelSpec) -> str | None:
+    """Why names of the policy do not fit experts stored in MXFP4; None if they do."""
+    some = [name for name in names if KeepPolicy([name]).kept_experts(spec) == "some"]
+    if not some:
+        return None
+    return (
+        f"{', '.join(some)}: experts stored as MXFP4 are expanded to 16 bits in every layer or in none. Use "
+        "--quantization-keep experts, or leave their layers out"
+    )

@@ -24,13 +24,14 @@ def kept_precision(spec: ModelSpec, *, has_fp8: bool = True) -> Precision:
     wide = "float16" if spec.weight_format == "float16" else "bfloat16"
     spec = _with_one_expert(spec)
     low = low_bit_plan(spec, "auto", has_fp8=has_fp8)
-    mxfp4 = low.mxfp4_experts or spec.weight_format == "mxfp4"
     found: dict[str, Counter[str]] = {"attention": Counter(), "ffn": Counter(), "experts": Counter()}
     for piece in pieces(spec):
         if piece.layer is None or piece.field not in PART_OF:
             continue
         part, format = PART_OF[piece.field], low.format_of(piece)
-        name = "mxfp4" if mxfp4 and part == "experts" else wide if format is None else format.element
+        name = (
+            "mxfp4" if low.mxfp4_experts and part == "experts" else wide if format is None else format.element
+        )
         found[part][name] += math.prod(piece.shape)
     most = {part: each.most_common(1)[0][0] for part, each in found.items() if each}
     linear = most.get("ffn", most["attention"])

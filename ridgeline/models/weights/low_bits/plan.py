@@ -34,7 +34,7 @@ class LowBitPlan:
     """formats: of the matrices that are kept
     stored:  of them, those that a file has in this format; the others are rounded
     ordered: those whose columns are in another order (act-order)
-    mxfp4_experts: all experts are stored in MXFP4, and kept in it
+    mxfp4_experts: all experts are stored in MXFP4, and kept in it; a policy keeps all of them or none
     notes:   how many matrices are computed in which way, for the start-up message
     """
 
@@ -65,6 +65,9 @@ class LowBitPlan:
 
 
 NOTHING_LOW = LowBitPlan()
+SIXTEEN_BITS = "16 bits"
+_FLOATS = {"F64": "64 bits", "F32": "32 bits", "F16": SIXTEEN_BITS, "BF16": SIXTEEN_BITS}
+_EXPANDED_BY_POLICY = "experts stored as MXFP4 are expanded to 16 bits: the policy keeps them"
 
 
 def low_bit_plan(
@@ -80,56 +83,76 @@ def low_bit_plan(
 
     has_fp8: whether the GPU multiplies FP8; if not, what is stored in it is expanded.
     """
+    policy = KeepPolicy(keep)
+    if weights == "auto" and spec.weight_format == "mxfp4":  # gpt-oss: nothing else is quantized
+        is_kept = policy.kept_experts(spec) != "all"
+        note = "experts are computed as stored, in MXFP4" if is_kept else _EXPANDED_BY_POLICY
+        return LowBitPlan(mxfp4_experts=is_kept, notes=(note,))
     if weights not in ("auto", *ONLINE) or (weights == "auto" and spec.quantization is None):
         return NOTHING_LOW
-    policy = KeepPolicy(keep)
     pieces = _matrices(spec, source)
     formats: dict[Matrix, LowBitFormat] = {}
     stored: set[Matrix] = set()
     ordered: set[Matrix] = set()
     outcomes: Counter[str] = Counter()
-    mxfp4_experts = weights == "auto" and _experts_in_mxfp4(spec, source, pieces, policy)
+    mxfp4_experts = weights == "auto" and _experts_in_mxfp4(spec, source, pieces)
+    mxfp4_experts = mxfp4_experts and policy.kept_experts(spec) != "all"
     for matrix, places in pieces.items():
-        if mxfp4_experts and PART_OF[matrix[1]] == "experts":
+        expert = PART_OF[matrix[1]] == "experts"
+        if mxfp4_experts and expert:
             outcomes["of experts are computed as stored, in MXFP4 with inputs in 16 bits"] += 1
             continue
         found = [_stored_format(spec, source, piece, place) for piece, place in places]
-        words = {_words(spec, source, place) for piece, place in places} - {""}
-        kept, is_ordered, why = _common(found, expert=PART_OF[matrix[1]] == "experts")
+        kept, is_ordered, why = _common(found, expert=expert)
         if kept is not None and kept.element == "fp8" and not has_fp8:
             kept, why = None, "this GPU does not multiply FP8"
         chosen = kept
         if weights in ONLINE and (kept is None or kept.element != weights):
             chosen, is_ordered = ONLINE[weights], False
-            if chosen.element == "int4" and PART_OF[matrix[1]] == "experts":
-                chosen, why = None, "experts are not computed in int4"
-        ffn = spec.layers[matrix[0]].ffn
-        if (
-            chosen
-            and isinstance(ffn, Experts)
-            and ffn.router.scales_input
-            and PART_OF[matrix[1]] == "experts"
-        ):
-            chosen, why = None, "experts whose inputs are scaled are not computed in 8 bits"
-        if policy.keeps(*matrix):
-            chosen, why = None, "the policy keeps them"
-        text = " and ".join(sorted(words)) or "16 bits"
+        if refused := _why_wide(spec, matrix, chosen, policy):
+            chosen, why = None, refused
+        flag = f"--weights {weights}" if weights in ONLINE and chosen is not kept else ""
+        text, asked = _stored_as(spec, source, places), _asked_inputs(spec, source, places)
+        if outcome := _outcome(text, chosen, flag, why, asked):
+            outcomes[outcome] += 1
         if chosen is None:
-            if words or why.startswith("experts"):
-                outcomes[
-                    f"stored as {text} are expanded to 16 bits: {why or 'no GPU kernel computes it'}"
-                ] += 1
             continue
         formats[matrix] = chosen
         if is_ordered:
             ordered.add(matrix)
         if chosen is kept:
             stored.add(matrix)
-            outcomes[f"stored as {text} are computed as stored, in {chosen}"] += 1
-        else:
-            outcomes[f"stored as {text} are rounded to {chosen} (--weights {weights})"] += 1
     notes = tuple(f"{count} matrices {text}" for text, count in outcomes.items())
     return LowBitPlan(formats, frozenset(stored), frozenset(ordered), mxfp4_experts, notes)
+
+
+def _why_wide(spec: ModelSpec, matrix: Matrix, format: LowBitFormat | None, policy: KeepPolicy) -> str:
+    """Why a matrix that may be kept in this format is not; empty if it is."""
+    if policy.keeps(*matrix):
+        return "the policy keeps them"
+    ffn = spec.layers[matrix[0]].ffn
+    if format is None or PART_OF[matrix[1]] != "experts" or not isinstance(ffn, Experts):
+        return ""
+    if format.element == "int4":
+        return "experts are not computed in int4"
+    return "experts whose inputs are scaled are not computed in 8 bits" if ffn.router.scales_input else ""
+
+
+def _outcome(stored: str, chosen: LowBitFormat | None, flag: str, why: str, asked: str) -> str:
+    """What becomes of a matrix, for a note; empty for floats that nothing asks to be kept in fewer bits.
+
+    stored: in a file. flag: what asks for other bits. asked: how the file asks for inputs to be rounded.
+    """
+    if chosen is not None and flag:
+        return f"stored as {stored} are rounded to {chosen} ({flag})"
+    if chosen is not None:
+        inputs = f", not in {asked} as the file asks" if asked and not chosen.inputs else ""
+        return f"stored as {stored} are computed as stored, in {chosen}{inputs}"
+    if stored in _FLOATS.values():
+        verb = "stay in" if stored == SIXTEEN_BITS else "are rounded to"
+        return f"stored as {stored} {verb} 16 bits: {why}" if why else ""
+    inputs = f"; inputs are not rounded to {asked}, as the file asks" if asked else ""
+    return f"stored as {stored} are expanded to 16 bits: {why or 'no GPU kernel computes it'}{inputs}"
 
 
 def _matrices(spec: ModelSpec, source: TensorSource | None) -> dict[Matrix, list[tuple[Piece, Place]]]:
@@ -148,14 +171,13 @@ def _experts_in_mxfp4(
     spec: ModelSpec,
     source: TensorSource | None,
     pieces: dict[Matrix, list[tuple[Piece, Place]]],
-    policy: KeepPolicy,
 ) -> bool:
     """Whether there are experts and all of them are E2M1 with a power of two for each 32 columns."""
     experts = [(matrix, places) for matrix, places in pieces.items() if PART_OF[matrix[1]] == "experts"]
     found = {_quant_format(spec, source, place) for _, places in experts for _, place in places}
-    for (layer, name), _ in experts:
+    for (layer, _), _ in experts:
         ffn = spec.layers[layer].ffn
-        if policy.keeps(layer, name) or not isinstance(ffn, Experts) or ffn.router.scales_input:
+        if not isinstance(ffn, Experts) or ffn.router.scales_input:
             return False
     return bool(found) and all(
         format is not None and (format.element, format.scale, format.group) == ("e2m1", "e8m0", (1, 32))
@@ -185,10 +207,23 @@ def _stored_format(spec: ModelSpec, source: TensorSource | None, piece: Piece, p
     return _format_of_matrix(matrix), None if groups is None else tuple(groups.tolist())
 
 
-def _words(spec: ModelSpec, source: TensorSource | None, place: Place) -> str:
-    """The file's format of a quantized matrix; empty if it is none."""
-    format = _quant_format(spec, source, place)
-    return "" if format is None else str(format)
+def _stored_as(spec: ModelSpec, source: TensorSource | None, places: list[tuple[Piece, Place]]) -> str:
+    """What a file has the parts of a matrix in; of random weights the settings' format."""
+    names = []
+    for _, place in places:
+        if (format := _quant_format(spec, source, place)) is not None:
+            names.append(str(format))
+        else:
+            kind = "BF16" if source is None else source.type_of(place.name)
+            names.append(_FLOATS.get(kind, kind))
+    return " and ".join(sorted(set(names)))
+
+
+def _asked_inputs(spec: ModelSpec, source: TensorSource | None, places: list[tuple[Piece, Place]]) -> str:
+    """The types that a file asks inputs to be rounded to; empty if none."""
+    formats = (_quant_format(spec, source, place) for _, place in places)
+    asked = {format.activations.name for format in formats if format is not None and format.activations}
+    return " and ".join(sorted(asked))
 
 
 def _common(found: list[Found], *, expert: bool) -> tuple[LowBitFormat | None, bool, str]:
@@ -238,7 +273,8 @@ def device_format(format: QuantFormat, columns: int) -> LowBitFormat | None:
     if format.zero_point or format.act_order:
         return None
     asked = format.activations
-    same = asked is not None and asked.element == format.element and asked.scale == "float32"
+    same = asked is not None and (asked.element, asked.scale) == (format.element, "float32")
+    same = same and asked is not None and not asked.zero_point
     # Static steps are replaced by those of each token; another grouping than the weights' is not computed.
     fits = same and asked is not None and (asked.group == wide or (asked.static and not wide))
     return LowBitFormat(kind, wide, inputs=fits)
