@@ -92,9 +92,11 @@ def _split(text: str, flag: str) -> tuple[str, list[Any]]:
 
 def _value(option: Option, text: str, where: str) -> Any:
     value: Any = text
-    if option.base is bool:
+    if option.repeated and not text.startswith("["):
+        value = text.split("+")
+    elif option.base is bool:
         value = {"true": True, "on": True, "false": False, "off": False}.get(text.lower(), text)
-    elif option.base is not str:
+    elif option.base is not str or option.repeated:
         try:
             value = json.loads(text)
         except ValueError:

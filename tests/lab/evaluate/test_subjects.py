@@ -16,7 +16,7 @@ from ridgeline.lab.errors import BadInput, LabError
 from ridgeline.lab.evaluate.run import refuse_impossible
 from ridgeline.lab.evaluate.scoring.likelihood import Pair
 from ridgeline.lab.evaluate.subjects.answers import echoed, prompt_entries
-from ridgeline.lab.evaluate.subjects.local import LocalSubject, engine_settings, identity_of
+from ridgeline.lab.evaluate.subjects.local import LocalSubject, engine_settings, identity_of, served_weights
 from ridgeline.lab.evaluate.subjects.remote import RemoteSubject
 from ridgeline.lab.evaluate.subjects.subject import Prompt, parse_subject
 from ridgeline.lab.evaluate.subjects.tokens import token_pair
@@ -40,6 +40,22 @@ def test_a_subject_is_a_model_or_a_url_with_settings():
             parse_subject(text)
     with pytest.raises(BadInput, match="unknown engine setting"):
         engine_settings(parse_subject("m,wheights=int8"))
+
+
+@pytest.mark.parametrize(
+    ("settings", "weights"),
+    [
+        ("", "stored"),
+        (",weights=int4", "int4"),
+        (",weights=int4,quantization_keep=layers.0", "int4, kept layers.0"),
+        (",weights=int4,quantization_keep=layers.0+attention.o", "int4, kept attention.o layers.0"),
+        (',weights=int4,quantization_keep=["layers.0"]', "int4, kept layers.0"),
+        (",quantization_keep=ffn", "stored, kept ffn"),
+        (",weights=bfloat16,quantization_keep=ffn", "bfloat16"),
+    ],
+)
+def test_a_verdict_names_what_the_policy_keeps_in_16_bits(settings, weights):
+    assert served_weights(engine_settings(parse_subject(f"m{settings}"))) == weights
 
 
 def letters(text, special):

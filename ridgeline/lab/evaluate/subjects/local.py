@@ -20,6 +20,7 @@ from ridgeline.lab.evaluate.subjects.tokens import TokenPair, token_pair
 from ridgeline.lab.evaluate.verdicts import STORED, ServedFormat
 from ridgeline.lab.model_identity import identify
 from ridgeline.lab.tune.space import parse_settings
+from ridgeline.models.spec.precision import WHOLE
 
 if TYPE_CHECKING:
     from ridgeline.engine.client.llm import LLM
@@ -50,12 +51,11 @@ class LocalSubject:
             "weights_bytes": engine.plan.weights_bytes,
             "kv_bytes": engine.plan.kv_bytes,
         }
-        weights = str(settings.get("weights", "auto"))
         self.served: ServedFormat | None = None
         if settings.get("load_format", "auto") == "auto":  # random weights are not a model
             self.served = ServedFormat(
                 identify(spec.name),
-                STORED if weights == "auto" else weights,
+                served_weights(settings),
                 engine.kv_dtype,
                 engine.backend,
                 engine.summary,
@@ -107,6 +107,14 @@ class LocalSubject:
 def engine_settings(spec: SubjectSpec) -> dict[str, Any]:
     """The settings as the engine's types; an unknown one is an error that names the known ones."""
     return {**parse_settings([f"{key}={value}" for key, value in spec.settings.items()], spec.name)}
+
+
+def served_weights(settings: dict[str, Any]) -> str:
+    """As a verdict names the format: matrices that --quantization-keep leaves in 16 bits are part of it."""
+    weights = str(settings.get("weights", "auto"))
+    name = STORED if weights == "auto" else weights
+    kept = sorted(settings.get("quantization_keep", ()))
+    return f"{name}, kept {' '.join(kept)}" if kept and weights not in WHOLE else name
 
 
 def prefix_of(tokenizer: Tokenizer) -> int | None:
