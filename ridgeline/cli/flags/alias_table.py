@@ -196,7 +196,7 @@ IGNORED: tuple[Ignored, ...] = (
         VLLM,
         "engine",
         "one",
-        "weights stay as the files store them; --weights quantizes on a CPU",
+        "weights stay as the files store them; --weights fp8, int8 or int4 quantizes",
     ),
     Ignored(("--enable-chunked-prefill",), VLLM, "engine", "none", "prefill is always chunked"),
     Ignored(("--swap-space",), VLLM, "engine", "one", "preempted sequences are computed again"),
