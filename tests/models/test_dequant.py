@@ -28,7 +28,10 @@ SCALE_OFFSETS = {
     "IQ1_M": [],
     "TQ1_0": [52],
     "TQ2_0": [64],
+    "NVFP4": [],
+    "Q1_0": [0],
 }
+NOT_THEIRS = ("Q1_0",)  # the gguf package knows its size alone
 BLOCK_BYTES = {name: size for name, _, size in TENSOR_TYPES.values()}
 
 
@@ -49,12 +52,27 @@ def random_blocks(type_name: str, count: int, seed: int) -> np.ndarray:
     return blocks
 
 
-@pytest.mark.parametrize("type_name", SCALE_OFFSETS)
+@pytest.mark.parametrize("type_name", [name for name in SCALE_OFFSETS if name not in NOT_THEIRS])
 def test_random_blocks_are_decoded_bit_for_bit(type_name: str) -> None:
     blocks = random_blocks(type_name, 257, seed=1)
     expected = their_dequantize(blocks, GGMLQuantizationType[type_name]).ravel()
     actual = dequant.dequantize(blocks.ravel(), type_name)
     assert np.array_equal(actual.view(np.uint32), expected.view(np.uint32))
+
+
+def test_every_scale_of_nvfp4_is_the_packages() -> None:
+    blocks = random_blocks("NVFP4", 64, seed=8)
+    blocks[:, :4] = np.arange(256, dtype=np.uint8).reshape(64, 4)
+    expected = their_dequantize(blocks, GGMLQuantizationType.NVFP4).ravel()
+    assert np.array_equal(dequant.dequantize(blocks.ravel(), "NVFP4"), expected)
+
+
+def test_q1_0_is_the_scale_with_the_sign_of_each_bit() -> None:
+    """As the type is defined: bit i % 8 of byte i / 8, from the lowest on; a bit that is set is positive."""
+    (block,) = random_blocks("Q1_0", 1, seed=9)
+    scale = block[:2].view("<f2").astype(np.float32)[0]
+    expected = [scale if block[2 + i // 8] >> (i % 8) & 1 else -scale for i in range(128)]
+    assert np.array_equal(dequant.dequantize(block, "Q1_0"), np.array(expected, np.float32))
 
 
 @pytest.mark.parametrize("type_name", ["F32", "F16", "BF16", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0"])

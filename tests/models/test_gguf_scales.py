@@ -13,7 +13,9 @@ from ridgeline.models.errors import BrokenModel
 from ridgeline.models.files.gguf import BLOCK_SIZES, TENSOR_TYPES, GgufFile
 from ridgeline.models.files.gguf_scales import check_scales
 
-TYPES = [name for name, _, _ in TENSOR_TYPES.values() if name != "MXFP4"]  # its scales are not floats
+# The scales of MXFP4 and NVFP4 are bytes; the package does not decode Q1_0.
+OTHERS = ("MXFP4", "NVFP4", "Q1_0")
+TYPES = [name for name, _, _ in TENSOR_TYPES.values() if name not in OTHERS]
 QUANTIZED = [name for name in TYPES if BLOCK_SIZES[name][0] > 1]
 
 
@@ -74,6 +76,16 @@ def test_a_power_of_two_beyond_float32_is_refused() -> None:
         blocks[1, 1:] = 0x77  # the largest number
         assert is_finite(blocks, "MXFP4") != beyond
         blocks[1, 1:] = 0
+
+
+def test_every_byte_is_a_scale_of_nvfp4_and_a_half_of_q1_0() -> None:
+    blocks = np.random.default_rng(3).integers(0, 256, (500, 36), dtype=np.uint8)
+    assert is_finite(blocks, "NVFP4")
+    assert not refused(blocks, "NVFP4")
+    blocks = np.zeros((3, 18), np.uint8)
+    assert not refused(blocks, "Q1_0")
+    blocks[1, :2] = np.array([np.inf], "<f2").view(np.uint8)
+    assert refused(blocks, "Q1_0")
 
 
 def test_the_refusal_says_where_the_block_is() -> None:

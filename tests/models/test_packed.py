@@ -29,7 +29,8 @@ from tests.models.tiny_checkpoints import Pack, packed_as, tiny_model, write_ggu
 
 F32 = GGMLQuantizationType.F32
 FAMILIES = ["llama", "llama-tied-biased", "mistral", "qwen2", "qwen3", "gemma3", "gemma3-untied-capped"]
-KEPT = [("Q4_K", Format.Q4_K), ("Q5_K", Format.Q8_FM), ("TQ1_0", Format.Q4_H), ("TQ2_0", Format.Q4_H)]
+KEPT = [("Q4_K", Format.Q4_K), ("Q5_K", Format.Q8_FM)]
+KEPT += [(kind, Format.Q4_H) for kind in ("TQ1_0", "TQ2_0", "Q1_0")]
 NORMS = ("attn_norm", "ffn_norm", "q_norm", "k_norm", "post_attn_norm", "post_ffn_norm")
 
 
@@ -101,7 +102,7 @@ def mixed(kinds: dict[str, str], other: str) -> Pack:
 
     def pack(name: str, values: np.ndarray) -> tuple[np.ndarray, GGMLQuantizationType]:
         kind = next((kind for part, kind in kinds.items() if part in name), other)
-        if values.ndim == 1 or (not kind.endswith("_K") and not kind.startswith("IQ")):
+        if values.ndim == 1 or (not kind.endswith("_K") and not kind.startswith(("IQ", "Q1"))):
             return packed_as(GGMLQuantizationType[kind])(name, values)
         elements = BLOCK_SIZES[kind][0]
         blocks = random_blocks(kind, values.size // elements, seed=len(name)).reshape(len(values), -1)
@@ -149,10 +150,7 @@ def test_what_a_gguf_file_stores_is_kept_without_loss(kind: str, format: Format,
     assert_equal(packed, torch_weights(tmp_path / "tiny.gguf"))
 
 
-@pytest.mark.parametrize(
-    ("kind", "format"),
-    [("Q4_K", Format.Q4_K), ("Q5_K", Format.Q8_FM), ("TQ1_0", Format.Q4_H), ("TQ2_0", Format.Q4_H)],
-)
+@pytest.mark.parametrize(("kind", "format"), KEPT)
 def test_k_quants_with_groups_of_32_are_kept_without_loss(kind: str, format: Format, tmp_path: Path) -> None:
     write_gguf(tiny_model("qwen3-wide"), tmp_path / "tiny.gguf", mixed({}, kind))
     packed = pack(tmp_path / "tiny.gguf")

@@ -77,6 +77,8 @@ TENSOR_TYPES: dict[int, tuple[str, int, int]] = {
     34: ("TQ1_0", 256, 54),
     35: ("TQ2_0", 256, 66),
     39: ("MXFP4", 32, 17),
+    40: ("NVFP4", 64, 36),
+    41: ("Q1_0", 128, 18),
 }
 BLOCK_SIZES = {name: (elements, size) for name, elements, size in TENSOR_TYPES.values()}
 

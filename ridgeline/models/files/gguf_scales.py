@@ -49,6 +49,8 @@ _FLOATS = {
     "IQ1_M": _Floats("<u4", 0x7000_C000, (52,)),  # its exponent is in the high bits of two words
     "TQ1_0": _halves(52),
     "TQ2_0": _halves(64),
+    "NVFP4": _Floats("u1", 0, ()),  # every byte is a finite scale
+    "Q1_0": _halves(0),
     "MXFP4": _Floats("u1", 0xFF, (0,), 253),  # powers of two; times 6, the last ones exceed float32
 }
 

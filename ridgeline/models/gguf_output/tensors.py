@@ -16,6 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ridgeline.models.files.gguf import BLOCK_SIZES, GgufFile
+from ridgeline.models.files.gguf_factors import factor_names, factors_of_rows, read_factors
 from ridgeline.models.gguf_output.metadata import gguf_family, rope_tensors
 from ridgeline.models.quantized.blocks import float_rows
 from ridgeline.models.spec.declarations.family import Family
@@ -74,10 +75,10 @@ class OutputTensor:
 
 
 class _OfGguf(OutputTensor):
-    def __init__(self, file: GgufFile, name: str) -> None:
+    def __init__(self, file: GgufFile, name: str, factors: Floats | None) -> None:
         tensor = file.tensors[name]
         super().__init__(name, tensor.shape, frozenset({tensor.type}))
-        self._file, self._type = file, tensor.type
+        self._file, self._type, self._factors = file, tensor.type, factors
 
     def parts(self) -> Iterator[Part]:
         columns = self.shape[-1]
@@ -86,11 +87,15 @@ class _OfGguf(OutputTensor):
         for first in range(0, len(matrix), of_one):
             for part in _slices(of_one, columns):
                 rows = slice(first + part.start, first + part.stop)
-                values = dequantize(matrix[rows].reshape(-1), self._type)
-                yield Part(rows, values.reshape(-1, columns))
+                values = dequantize(matrix[rows].reshape(-1), self._type).reshape(-1, columns)
+                if self._factors is not None:
+                    places = np.arange(rows.start, rows.stop)
+                    values = values * factors_of_rows(self._factors, places, len(matrix))[:, None]
+                yield Part(rows, values)
 
     def same_bytes(self, type_name: str) -> Bytes | None:
-        return self._file.raw(self.name) if type_name == self._type else None
+        is_same = type_name == self._type and self._factors is None
+        return self._file.raw(self.name) if is_same else None
 
 
 class _OfPieces(OutputTensor):
@@ -128,7 +133,9 @@ class _Constant(OutputTensor):
 
 
 def tensors_of_gguf(file: GgufFile) -> list[OutputTensor]:
-    return [_OfGguf(file, name) for name in file.tensors]
+    """Tensors that are factors of others become a part of their values."""
+    factors, taken = read_factors(file), factor_names(file.tensors)
+    return [_OfGguf(file, name, factors.get(name)) for name in file.tensors if name not in taken]
 
 
 def tensors_of_checkpoint(path: Path, spec: ModelSpec) -> list[OutputTensor]:

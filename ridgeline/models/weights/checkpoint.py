@@ -15,6 +15,7 @@ import numpy as np
 
 from ridgeline.models.errors import BrokenModel
 from ridgeline.models.files.checkpoint_files import weights_file
+from ridgeline.models.files.gguf_factors import factors_of_rows
 from ridgeline.models.quantized.blocks import float_rows
 from ridgeline.models.quantized.packings import StoredMatrix
 from ridgeline.models.spec.model_spec import ModelSpec
@@ -52,6 +53,9 @@ class TensorSource(Protocol):
 
     def matrix(self, name: str) -> StoredMatrix | None:
         """The matrix of a tensor that is stored with separate scales; None for any other, which has `raw`."""
+
+    def factors(self, name: str) -> Floats | None:
+        """What the values of `raw` are multiplied by: one number, or one for each expert; None: nothing."""
 
     def raw(self, name: str) -> Bytes:
         """The tensor's bytes, as a read-only view of the file."""
@@ -150,7 +154,19 @@ def float_chunks(source: TensorSource, piece: Piece, place: Place) -> Iterator[t
     matrix = source.matrix(place.name)
     if matrix is not None:
         return _matrix_chunks(matrix, piece, place)
-    return dequantize_chunks(stored_bytes(source, piece, place), source.type_of(place.name))
+    chunks = dequantize_chunks(stored_bytes(source, piece, place), source.type_of(place.name))
+    factors = source.factors(place.name)
+    return chunks if factors is None else _scaled_chunks(chunks, factors, source, piece, place)
+
+
+def _scaled_chunks(
+    chunks: Iterator[tuple[int, Floats]], factors: Floats, source: TensorSource, piece: Piece, place: Place
+) -> Iterator[tuple[int, Floats]]:
+    rows = np.arange(piece.shape[0]) if place.rows is None else place.rows
+    each = factors_of_rows(factors, rows, math.prod(source.shapes()[place.name][:-1]))
+    begin, end = place.columns or (0, piece.shape[1])
+    for first, values in chunks:
+        yield first, values * each[np.arange(first, first + len(values)) // (end - begin)]
 
 
 def _matrix_chunks(matrix: StoredMatrix, piece: Piece, place: Place) -> Iterator[tuple[int, Floats]]:

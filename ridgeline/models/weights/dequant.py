@@ -164,6 +164,31 @@ def _mxfp4(blocks: Bytes) -> Floats:
     return values
 
 
+def _nvfp4(blocks: Bytes) -> Floats:
+    """Bytes: four scales E4M3, four times 8 bytes of E2M1 numbers. Four groups of 16: value = scale · number.
+
+    The tensor has one more factor where the file has it as a tensor of its own (`files.gguf_factors`).
+    """
+    numbers = blocks[:, 4:].reshape(-1, 4, 1, 8) >> np.array([[0], [4]], dtype=np.uint8) & 15
+    values: Floats = E2M1_DOUBLED[numbers].reshape(-1, 4, 16) * (_UE4M3[blocks[:, :4]] / 2)[:, :, None]
+    return values.reshape(-1, 64)
+
+
+def _ue4m3() -> Floats:
+    """E4M3's values by byte, as ggml reads them: the sign does not count, and 0x7F is zero."""
+    codes = np.arange(256)
+    exponents, digits = codes >> 3 & 15, (codes & 7).astype(np.float32)
+    small = exponents == 0
+    values = np.ldexp(np.where(small, digits, 8 + digits), np.where(small, -9, exponents - 10))
+    return np.where(codes == 0x7F, 0, values).astype(np.float32)
+
+
+def _q1_0(blocks: Bytes) -> Floats:
+    """Bytes: scale f16, 128 bits. value = scale where the bit is set, else -scale."""
+    bits = np.unpackbits(blocks[:, 2:], axis=1, bitorder="little")
+    return (2 * bits.astype(np.float32) - 1) * _half(blocks, 0)
+
+
 def _half(blocks: Bytes, at: int) -> Floats:
     """[blocks, 1]: the float16 at byte `at` of each block."""
     return np.ascontiguousarray(blocks[:, at : at + 2]).view("<f2").astype(np.float32)
@@ -207,6 +232,7 @@ def _scaled_groups(blocks: Bytes, quants: Floats) -> Floats:
     return scaled.reshape(-1, 256)
 
 
+_UE4M3 = _ue4m3()
 BLOCK_SIZES = {name: (elements, size) for name, elements, size in TENSOR_TYPES.values()} | {"F64": (1, 8)}
 _DECODERS: dict[str, Callable[[Bytes], Floats]] = {
     "F64": _f64,
@@ -224,5 +250,7 @@ _DECODERS: dict[str, Callable[[Bytes], Floats]] = {
     "Q5_K": _q5_k,
     "Q6_K": _q6_k,
     "MXFP4": _mxfp4,
+    "NVFP4": _nvfp4,
+    "Q1_0": _q1_0,
     **iq.DECODERS,
 }

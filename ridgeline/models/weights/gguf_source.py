@@ -14,6 +14,7 @@ import numpy as np
 
 from ridgeline.models.errors import BrokenModel
 from ridgeline.models.files.gguf import GgufFile
+from ridgeline.models.files.gguf_factors import factor_names, read_factors
 from ridgeline.models.spec.declarations.family import gguf_names_of
 from ridgeline.models.spec.families import FAMILIES
 from ridgeline.models.spec.model_spec import ModelSpec
@@ -32,7 +33,9 @@ class GgufSource:
         self._spec = spec
         self._names = gguf_names_of(FAMILIES[spec.family], self.file.tensors)
         self._harmless = re.compile(self._names.harmless)
-        self._shapes = {name: tensor.shape for name, tensor in self.file.tensors.items()}
+        self._factors = read_factors(self.file)
+        tensors, taken = self.file.tensors, factor_names(self.file.tensors)
+        self._shapes = {name: tensor.shape for name, tensor in tensors.items() if name not in taken}
 
     def places(self) -> dict[Piece, Place]:
         return find_places(self._spec, self._names, head=self._names.heads[0])
@@ -51,6 +54,9 @@ class GgufSource:
 
     def matrix(self, name: str) -> None:
         """GGUF's types are blocks: none is a matrix with separate scales."""
+
+    def factors(self, name: str) -> Floats | None:
+        return self._factors.get(name)
 
     def raw(self, name: str) -> Bytes:
         return self.file.raw(name)

@@ -54,6 +54,7 @@ LOSSLESS: dict[str, dict[Format, str]] = {
     "IQ4_NL": {Format.Q8_H: "Q8_0"},
     "TQ1_0": {Format.Q4_H: "Q4_0"},
     "TQ2_0": {Format.Q4_H: "Q4_0"},
+    "Q1_0": {Format.Q4_H: "Q4_0"},
     "Q4_Z": {Format.Q4_Z: CODES},
     "FP8": {Format.F8: CODES},
 }
@@ -65,7 +66,7 @@ _NEARLY: dict[str, tuple[Format, ...]] = {
     "Q2_K": (Format.Q8_FM,),
     "Q8_0": (Format.Q8_FM,),
     **dict.fromkeys((*_CODEBOOKS, "NVFP4", "NF4", "INT4"), (Format.Q8_H, Format.Q8_FM)),
-    **dict.fromkeys(("TQ1_0", "TQ2_0"), (Format.Q8_H, Format.Q8_FM)),
+    **dict.fromkeys(("TQ1_0", "TQ2_0", "Q1_0"), (Format.Q8_H, Format.Q8_FM)),
 }
 _EXACT_FLOATS: dict[Format, tuple[str, ...]] = {
     Format.BF16: ("BF16", "MXFP4"),

@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 
 from ridgeline.models.errors import BrokenModel
 from ridgeline.models.files.gguf import BLOCK_SIZES, TENSOR_TYPES
+from ridgeline.models.files.gguf_factors import factors_of_rows
 from ridgeline.models.files.gguf_scales import check_scales
 from ridgeline.models.quantized.blocks import BlockForm, block_form, block_rows, code_rows, float_rows
 from ridgeline.models.quantized.packings import StoredMatrix
@@ -172,6 +173,8 @@ class FusedMatrix:
                 floats = float_rows(part.matrix, wanted)
             else:
                 floats = dequantize(self._bytes(part, wanted).reshape(-1), part.type).reshape(-1, self.k)
+                if (factors := self._source.factors(part.name)) is not None:
+                    floats = floats * factors_of_rows(factors, wanted, part.stored_rows)[:, None]
             if not max(floats.max(), -floats.min()) <= _LARGEST[self.format]:
                 raise not_finite(self._source, part.name, FORMAT_NAMES[self.format])
             values[inside] = floats

@@ -84,6 +84,15 @@ def _ternary_to_q4_0(type_name: str) -> Callable[[Bytes, Bytes], None]:
     return rewrite
 
 
+def _q1_0_to_q4_0(blocks: Bytes, out: Bytes) -> None:
+    """Four blocks of 32 with the same scale; -1 and 1 are 7 and 9."""
+    bits = np.unpackbits(blocks[:, 2:], axis=1, bitorder="little").reshape(-1, 2, 16)
+    codes = 2 * bits + np.uint8(7)
+    each = out.reshape(-1, BLOCK_SIZES["Q4_0"][1])
+    each[:, :2] = np.repeat(blocks[:, :2], 4, axis=0)
+    each[:, 2:] = codes[:, 0] | codes[:, 1] << 4
+
+
 def _nibbles(packed: Bytes) -> Bytes:
     """[blocks, 16] → [blocks, 32]: all low nibbles, then all high ones."""
     return np.concatenate([packed & np.uint8(15), packed >> np.uint8(4)], axis=1)
@@ -99,4 +108,5 @@ _REWRITES: dict[tuple[str, str], Callable[[Bytes, Bytes], None]] = {
     ("IQ4_NL", "Q8_0"): _iq4_nl_to_q8_0,
     ("TQ1_0", "Q4_0"): _ternary_to_q4_0("TQ1_0"),
     ("TQ2_0", "Q4_0"): _ternary_to_q4_0("TQ2_0"),
+    ("Q1_0", "Q4_0"): _q1_0_to_q4_0,
 }

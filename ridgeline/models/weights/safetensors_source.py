@@ -113,6 +113,9 @@ class SafetensorsSource:
         """The matrix of a quantized tensor; None for any other."""
         return None if self._quantized is None else self._quantized.matrix(name)
 
+    def factors(self, name: str) -> None:
+        """A quantized matrix has all of its scales."""
+
     def where(self, name: str) -> Path:
         return self._places[name]
 

@@ -15,6 +15,7 @@ import numpy as np
 from ridgeline.models.errors import BrokenModel, ImpossibleShape, UnsupportedModel
 from ridgeline.models.files.config_values import ConfigValues, shown
 from ridgeline.models.files.gguf import GgufFile
+from ridgeline.models.files.gguf_factors import factor_names
 from ridgeline.models.spec.declarations.family import Family, gguf_names_of
 from ridgeline.models.spec.declarations.llama import LLAMA, MISTRAL
 from ridgeline.models.spec.declarations.moe import MIXTRAL
@@ -359,7 +360,8 @@ def _check_tensors(gguf: GgufFile, family: Family, spec: ModelSpec) -> None:
     for words, found, wanted in expected:
         if found != wanted:
             raise BrokenModel(f"{gguf.path}: {family.name} {'lacks' if wanted else 'has unexpected'} {words}")
-    held = sum(t.num_elements for name, t in gguf.tensors.items() if name not in ROPE_TENSORS)
+    others = {*ROPE_TENSORS, *factor_names(gguf.tensors)}
+    held = sum(tensor.num_elements for name, tensor in gguf.tensors.items() if name not in others)
     if held != spec.parameters:
         raise BrokenModel(
             f"{gguf.path}: its tensors have {held:,} parameters, its metadata describes {spec.parameters:,}: "
