@@ -6,22 +6,19 @@ installed apart from it, without their dependencies:
     python -m venv golden-env && golden-env/bin/pip install torch==2.13.0 transformers numpy pydantic gguf
     golden-env/bin/pip install --no-deps compressed-tensors==0.20.0 loguru autoawq==0.2.9 auto-gptq==0.7.1 \
         bitsandbytes==0.50.2 nvidia-modelopt==0.47.0 omegaconf antlr4-python3-runtime==4.9.3 \
-        safetensors psutil
+        gptqmodel==7.7.0 accelerate logbar safetensors psutil
     golden-env/bin/python tests/models/quantized/make_golden.py
 
 Each file has the stored tensors under `layer.`, and as `expected` what the package itself makes of them
 (compressed-tensors in float32: also the weights that went in, as `source`). golden/provenance.json says how
 each was made, and what config.json says of it.
-
-GPTQ's second version differs from the first in its zero points alone. gptq_v2 is auto-gptq's file with one
-added to each zero point, as gptqmodel 7.7.0 does in `convert_gptq_v1_to_v2_format_module`; gptqmodel itself
-did not write it.
 """
 
 from __future__ import annotations
 
 import importlib
 import json
+import re
 import sys
 import types
 from importlib.metadata import version
@@ -173,12 +170,37 @@ def gptq() -> None:
         }
         how = "QuantLinear.pack of nn_modules.qlinear.qlinear_cuda; forward of unit vectors"
         write(name, "auto-gptq", how, config, source, stored, expected)
-        if name == "gptq_zeros":
-            newer = dict(stored)
-            newer["qzeros"] = stored["qzeros"] + 0x11111111
-            how += "; zero points + 1, as convert_gptq_v1_to_v2_format_module of gptqmodel 7.7.0"
-            config = {**config, "checkpoint_format": "gptq_v2"}
-            write("gptq_v2", "auto-gptq", how, config, source, newer, expected)
+
+
+def gptq_v2() -> None:
+    """Of gptqmodel, whose layers have the second version's zero points in memory. On a CPU; its __init__ and
+    its kernels are not imported."""
+    folders = ("nn_modules", "models", "adapter", "quantization", "looper")
+    without_init("gptqmodel", *(f"gptqmodel.{folder}" for folder in folders))
+    sys.modules["pcre"] = re
+    sys.modules["gptqmodel"].DEBUG_ON = False  # type: ignore[attr-defined]
+    known = importlib.import_module("gptqmodel.quantization.config")
+    for name in ("FORMAT", "METHOD"):
+        setattr(sys.modules["gptqmodel.quantization"], name, getattr(known, name))
+    linears = importlib.import_module("gptqmodel.nn_modules.qlinear.torch")
+    group = 32
+    order = torch.randperm(COLUMNS, generator=torch.Generator().manual_seed(2))
+    for name, desc_act in (("gptq_v2", False), ("gptq_v2_act_order", True)):
+        source = weights().half()
+        belongs = (order if desc_act else torch.arange(COLUMNS)) // group
+        scales, zeros = _gptq_parameters(source.float(), belongs, True)
+        linear = torch.nn.Linear(COLUMNS, ROWS, bias=False, dtype=torch.float16)
+        linear.weight.data = source
+        layer = linears.TorchLinear(
+            bits=4, group_size=group, sym=False, desc_act=desc_act, in_features=COLUMNS, out_features=ROWS,
+            bias=False, pack_dtype=torch.int32, register_buffers=True,
+        )  # fmt: skip
+        layer.pack_original(linear, scales.half(), zeros.clone(), belongs.to(torch.int32))
+        stored = {key: getattr(layer, key) for key in ("qweight", "qzeros", "scales", "g_idx")}
+        config = {"quant_method": "gptq", "bits": 4, "group_size": group, "desc_act": desc_act, "sym": False}
+        config["checkpoint_format"] = "gptq_v2"
+        how = "TorchLinear.pack_original, dequantize_weight"
+        write(name, "gptqmodel", how, config, source, stored, layer.dequantize_weight().T)
 
 
 def _gptq_parameters(source: torch.Tensor, belongs: torch.Tensor, with_zeros: bool) -> Any:
@@ -294,7 +316,7 @@ def modelopt() -> None:
 
 if __name__ == "__main__":
     HERE.mkdir(exist_ok=True)
-    for make in (compressed_tensors, gptq, awq, bitsandbytes, modelopt):
+    for make in (compressed_tensors, gptq, gptq_v2, awq, bitsandbytes, modelopt):
         make()
     provenance["torch"] = torch.__version__
     (HERE / "provenance.json").write_text(json.dumps(provenance, indent=1) + "\n", encoding="utf-8")
