@@ -266,12 +266,15 @@ print(json.dumps({"outcomes": [outcome(launch) for launch in distinct(launches)]
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("weights", "kv_format", "capability"), [("fp8", "fp8", 90), ("int4", "int8", 90), ("int8", "int8", 80)]
+    ("weights", "kv_format", "capability"),
+    [("fp8", "fp8", 90), ("int4", "int8", 90), ("int8", "int8", 80), ("auto", "fp8", 90)],
 )
 def test_products_of_fewer_bits_and_an_8_bit_cache_compile(
     tmp_path: Path, weights: str, kv_format: str, capability: int
 ) -> None:
     wide = {**QWEN3_06B, "intermediate_size": 6144}  # more columns than a program reads at once
+    if weights == "auto":  # as stored, in groups that are no power of two
+        wide["quantization_config"] = {"quant_method": "fp8", "weight_block_size": [192, 192]}
     (tmp_path / "config.json").write_text(json.dumps(wide))
     program = PROGRAM.partition("dry_run =")[0] + LOW
     asked, assumed = json.dumps([weights, kv_format]), {"RIDGELINE_ASSUME_CAPABILITY": str(capability)}
