@@ -9,6 +9,7 @@ import pytest
 
 from ridgeline.lab.errors import BadInput
 from ridgeline.lab.evaluate.run import sampled
+from ridgeline.lab.evaluate.scoring.generated import judged_text
 from ridgeline.lab.evaluate.tasks.items import Choices, LastWord, Passage, Question, digest_of
 from ridgeline.lab.evaluate.tasks.own import own_items
 from ridgeline.lab.evaluate.tasks.table import TASKS, load_task, passages
@@ -44,6 +45,23 @@ def test_gsm8k_shows_five_solved_questions_and_does_not_ask_them(tmp_path):
     assert first.prompt.endswith("#### 7\n\nQuestion: Q0\nAnswer:")
     write(tmp_path / "gsm8k" / "train.jsonl", *({"question": "T", "answer": "#### 1"} for _ in range(5)))
     assert len(load_task("gsm8k", tmp_path).items) == 8
+
+
+def test_svamp_is_asked_as_gsm8k_with_the_equation_as_the_solution(tmp_path):
+    lines = [
+        {"context": f"Q{n}", "chain_of_thought": f"( {n}.0 + 1.0 )", "answer": f"{n + 1}"} for n in range(7)
+    ]
+    write(tmp_path / "icl-evals" / "svamp.jsonl", *lines)
+    task = load_task("svamp", tmp_path)
+    assert (task.primary, task.needs_logprobs) == ("exact_match", False)
+    first, second = task.items
+    assert first.prompt.startswith("Question: Q2\nAnswer: ( 2.0 + 1.0 )\n#### 3\n\nQuestion: Q3\n")
+    assert first.prompt.endswith("#### 7\n\nQuestion: Q0\nAnswer:")
+    assert judged_text(second, " ( 1.0 + 1.0 )\n#### 2")[0]["exact_match"] == 1.0
+    values, _ = judged_text(second, " 2.")  # the number without the form: flexible alone
+    assert (values["exact_match"], values["flexible_extract"]) == (0.0, 1.0)
+    write(tmp_path / "icl-evals" / "svamp_train.jsonl", *lines[:5])
+    assert len(load_task("svamp", tmp_path).items) == 7
 
 
 def test_humaneval_is_read_packed(tmp_path):
@@ -140,6 +158,7 @@ def test_every_task_reads_the_real_data(shared_data):
     assert sizes["arc_easy"] == 2376
     assert sizes["lambada_openai"] == 5153
     assert sizes["gsm8k"] == 1319 - 5
+    assert sizes["svamp"] == 300 - 5
     assert sizes["humaneval"] == 164
     assert sizes["perplexity"] > 600
 

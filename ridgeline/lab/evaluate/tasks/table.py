@@ -25,8 +25,8 @@ from ridgeline.lab.evaluate.tasks.items import (
 from ridgeline.lab.evaluate.tasks.own import own_items
 from ridgeline.lab.evaluate.tasks.read import Line, find_file, jsonl, plain_text
 
-GSM8K_SHOTS = 5
-GSM8K_STOPS = ("Question:", "</s>", "<|im_end|>")
+SHOTS = 5  # of GSM8K and SVAMP
+SHOTS_STOPS = ("Question:", "</s>", "<|im_end|>")
 HUMANEVAL_STOPS = ("\nclass", "\ndef", "\n#", "\nif", "\nprint")
 WINDOW_WORDS = 384
 MMLU_SHOTS = 5
@@ -163,23 +163,37 @@ def _last_word(name: str, path: Path) -> list[Item]:
 
 def _gsm8k(name: str, path: Path) -> list[Item]:
     """Five shots from train.jsonl; without it, the last five of the test file, which are then not asked."""
-    train = path.parent / "train.jsonl"
+    return _solved(name, path, path.parent / "train.jsonl", _gsm8k_parts)
+
+
+def _gsm8k_parts(line: Line) -> tuple[str, str]:
+    return line.text("question"), line.text("answer")
+
+
+def _svamp(name: str, path: Path) -> list[Item]:
+    """GSM8K's form: the equation is the solution, and the answer follows ####. Shots as there."""
+    return _solved(name, path, path.with_name("svamp_train.jsonl"), _svamp_parts)
+
+
+def _svamp_parts(line: Line) -> tuple[str, str]:
+    return line.text("context"), f"{line.text('chain_of_thought')}\n#### {line.text('answer')}"
+
+
+def _solved(name: str, path: Path, train: Path, parts: Callable[[Line], tuple[str, str]]) -> list[Item]:
+    """Questions after SHOTS solved ones. parts: a line's question and its solution, which ends in #### N."""
     asked = list(jsonl(path))
     if train.is_file():
-        shots = list(jsonl(train))[:GSM8K_SHOTS]
+        shots = list(jsonl(train))[:SHOTS]
     else:
-        asked, shots = asked[:-GSM8K_SHOTS], asked[-GSM8K_SHOTS:]
-    shown = "".join(f"Question: {shot.text('question')}\nAnswer: {shot.text('answer')}\n\n" for shot in shots)
-    return [
-        Question(
-            f"{name}/{line.number}",
-            f"{shown}Question: {line.text('question')}\nAnswer:",
-            line.text("answer"),
-            "strict_number",
-            GSM8K_STOPS,
-        )
-        for line in asked
-    ]
+        asked, shots = asked[:-SHOTS], asked[-SHOTS:]
+    solved = (parts(shot) for shot in shots)
+    shown = "".join(f"Question: {question}\nAnswer: {solution}\n\n" for question, solution in solved)
+    found: list[Item] = []
+    for line in asked:
+        question, solution = parts(line)
+        prompt = f"{shown}Question: {question}\nAnswer:"
+        found.append(Question(f"{name}/{line.number}", prompt, solution, "strict_number", SHOTS_STOPS))
+    return found
 
 
 def _humaneval(name: str, path: Path) -> list[Item]:
@@ -280,6 +294,13 @@ TASKS: dict[str, Definition] = {
         _gsm8k,
         "exact_match",
         "5 shots; without a train.jsonl they are the last five of the test file, which are not asked",
+    ),
+    "svamp": _icl(
+        "svamp",
+        _svamp,
+        "exact_match",
+        "GSM8K's form with the equation as the solution; 5 shots; without a svamp_train.jsonl they are the "
+        "last five of the file, which are not asked",
     ),
     "humaneval": Definition(
         ("humaneval/HumanEval.jsonl.gz", "humaneval/HumanEval.jsonl", "HumanEval.jsonl.gz"),
