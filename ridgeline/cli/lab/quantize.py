@@ -31,8 +31,9 @@ layer.
 
   --to q4_k_m, q4_k_s, q4_0, q4_1, q5_k_m, q5_k_s, q5_0, q5_1, q6_k, q8_0, bf16, f16, f32
                 a GGUF file, tokenizer included, for `ridgeline serve` and llama.cpp. --out is the file or its
-                folder. With --calibration, columns that read large inputs count more (an importance matrix).
-                MODEL may be a GGUF file of 16 bits; --requantize accepts others.
+                folder. With --calibration, columns that read large inputs count more (an importance matrix),
+                and the file's metadata says what was lost. MODEL may be a GGUF file of 16 bits; --requantize
+                accepts others. An interrupted run starts over.
 
   --method rtn          round to nearest: no data, fast
   --method gptq         later columns correct the error of earlier ones; best for 4 bits
@@ -43,7 +44,7 @@ Methods can be joined: awq+gptq, smoothquant+gptq, hadamard+gptq.
 
 With --calibration, every eighth sample is held out and the loss on it is reported: KL divergence, flips of
 the most likely token, perplexity; in the folder as report.json and report.html. --held-out names other
-text. A killed run continues when the same command is repeated."""
+text. A killed run continues when the same command is repeated, but for GGUF files."""
 
 EXAMPLES = """\
   ridgeline quantize Qwen/Qwen3-8B --to fp8 --out qwen3-8b-fp8
@@ -109,7 +110,6 @@ def run(args: argparse.Namespace) -> int:
 
 def _gguf(args: argparse.Namespace, options: QuantizeOptions) -> int:
     import json
-    from dataclasses import asdict
 
     from ridgeline.cli.progress import fetch
     from ridgeline.lab.evaluate.progress import shown
@@ -117,8 +117,8 @@ def _gguf(args: argparse.Namespace, options: QuantizeOptions) -> int:
 
     model = fetch(args.model, sys.stderr).path
     with shown(sys.stderr) as on_progress:
-        report = quantize_to_gguf(model, args.to.lower(), args.out, options, on_progress)
-    print(json.dumps(asdict(report), default=str) if args.json else report_text(report))
+        found = quantize_to_gguf(model, args.to.lower(), args.out, options, on_progress)
+    print(json.dumps(found.as_json(), default=str) if args.json else report_text(found))
     return 0
 
 

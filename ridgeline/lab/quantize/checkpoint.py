@@ -19,7 +19,7 @@ from ridgeline.models.quantized.packings import StoredTensor
 from ridgeline.models.spec.families import FAMILIES, check_servable
 from ridgeline.models.spec.model_spec import ModelSpec
 from ridgeline.models.spec.read_spec import read_spec
-from ridgeline.models.weights.checkpoint import checked_places, float_chunks
+from ridgeline.models.weights.checkpoint import TensorSource, checked_places, float_chunks
 from ridgeline.models.weights.layout import Piece
 from ridgeline.models.weights.places import Place
 from ridgeline.models.weights.safetensors_source import SafetensorsSource
@@ -93,19 +93,24 @@ class Checkpoint:
         """A layer's tensors, or these of them."""
         return {name: self._read(name) for name in (self.names(layer) if names is None else names)}
 
-    def _read(self, name: str) -> Tensor:
+    def read_from(self, source: TensorSource, places: Mapping[Piece, Place], name: str) -> Tensor:
+        """A tensor of this checkpoint with the values that another file has for its pieces."""
         stored = self._pieces[name]
         rows = sum(one.piece.shape[0] for one in stored)
         out = torch.empty((rows, *stored[0].piece.shape[1:]))
         for one in stored:
             values = torch.empty(one.piece.shape)
             flat = values.view(-1)
-            for first, chunk in float_chunks(self.source, one.piece, self._places[one.piece]):
+            for first, chunk in float_chunks(source, one.piece, places[one.piece]):
                 flat[first : first + len(chunk)].copy_(torch.from_numpy(chunk))
             if one.rows is None:
                 out.copy_(values)
             else:
                 out[one.rows] = values
+        return out
+
+    def _read(self, name: str) -> Tensor:
+        out = self.read_from(self.source, self._places, name)
         if not bool(torch.isfinite(out).all()):
             raise BadInput(f"{self.source.where(name)}: tensor {name} has values that are not finite")
         return out

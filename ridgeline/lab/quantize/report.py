@@ -124,16 +124,19 @@ def report_text(report: Report, folder: Path) -> str:
         f"{report.model} in {report.format}, by {report.method}: "
         f"{report.stored_bytes / 1e6:.1f} MB → {report.written_bytes / 1e6:.1f} MB"
     ]
-    if report.losses is not None and report.flips is not None:
-        lost = report.losses
-        lines.append(
-            f"held-out text: KL {lost.mean_kl:.5f} ± {lost.kl_high - lost.mean_kl:.5f} nats, top-1 flips "
-            f"{100 * report.flips:.2f} %, perplexity {lost.reference_ppl:.3f} → "
-            f"{lost.reference_ppl + lost.delta_ppl:.3f} ({lost.positions} positions)"
-        )
+    if report.losses is not None:
+        lines.append(loss_text(report.losses))
     lines += report.notes
     lines.append(f"report: {folder / HTML}; serve it: ridgeline serve {folder}")
     return "\n".join(lines)
+
+
+def loss_text(lost: Divergence) -> str:
+    return (
+        f"held-out text: KL {lost.mean_kl:.5f} ± {lost.kl_high - lost.mean_kl:.5f} nats, top-1 flips "
+        f"{100 * (1 - lost.same_top):.2f} %, perplexity {lost.reference_ppl:.3f} → "
+        f"{lost.reference_ppl + lost.delta_ppl:.3f} ({lost.positions} positions)"
+    )
 
 
 def report_page(report: Report) -> str:

@@ -61,7 +61,7 @@ class GgufWriter:
         self.path = path
         self.partial = path.with_name(path.name + PARTIAL_SUFFIX)
         self._entries = {entry.name: entry for entry in tensors}
-        header, offsets, end = _header(metadata, list(self._entries.values()))
+        header, offsets, end, self._values = _header(metadata, list(self._entries.values()))
         self._offsets = {name: len(header) + offset for name, offset in offsets.items()}
         self._file = _locked(self.partial)
         try:
@@ -82,6 +82,13 @@ class GgufWriter:
         entry = self._entries[name]
         begin = self._offsets[name]
         return self._map[begin : begin + entry.nbytes].reshape(entry.rows, -1)
+
+    def replace(self, key: str, value: Value) -> None:
+        """Another metadata value of the same type and length: numbers that are known last."""
+        data, place = _typed(key, value), self._values[key]
+        if len(data) != place.stop - place.start or bytes(self._map[place][:4]) != data[:4]:
+            raise ValueError(f"{key}: the new value has another type or length")
+        self._map[place] = np.frombuffer(data, np.uint8)
 
     def finish(self) -> None:
         """Write everything to the disk and give the file its name."""
@@ -112,11 +119,17 @@ def _locked(path: Path) -> BinaryIO:
 
 def _header(
     metadata: Mapping[str, Value | RawValue], entries: Sequence[TensorEntry]
-) -> tuple[bytes, dict[str, int], int]:
-    """The file up to the tensors, the offset of each tensor after it, and the end of the last."""
+) -> tuple[bytes, dict[str, int], int, dict[str, slice]]:
+    """The file up to the tensors, the offset of each tensor after it, the end of the last, and the places of
+    metadata values."""
     parts = [MAGIC, struct.pack("<IQQ", VERSION, len(entries), len(metadata))]
+    values: dict[str, slice] = {}
+    at = sum(map(len, parts))
     for key, value in metadata.items():
-        parts += [_text(key), value if isinstance(value, RawValue) else _typed(key, value)]
+        name, data = _text(key), value if isinstance(value, RawValue) else _typed(key, value)
+        values[key] = slice(at + len(name), at + len(name) + len(data))
+        at = values[key].stop
+        parts += [name, data]
     offsets: dict[str, int] = {}
     end = 0
     for entry in entries:
@@ -124,7 +137,7 @@ def _header(
         end = offset + entry.nbytes
         parts.append(_table_row(entry, offset))
     header = b"".join(parts)
-    return header.ljust(_aligned(len(header)), b"\0"), offsets, _aligned(end)
+    return header.ljust(_aligned(len(header)), b"\0"), offsets, _aligned(end), values
 
 
 def _table_row(entry: TensorEntry, offset: int) -> bytes:

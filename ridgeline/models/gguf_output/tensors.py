@@ -61,10 +61,14 @@ class Part:
 
 
 class OutputTensor:
-    """One tensor of the new file. `stored`: the types of what it is made of."""
+    """One tensor of the new file. `stored`: the types of what it is made of; `modules`: their names, here and
+    in the source."""
 
-    def __init__(self, name: str, shape: tuple[int, ...], stored: frozenset[str]) -> None:
+    def __init__(
+        self, name: str, shape: tuple[int, ...], stored: frozenset[str], modules: frozenset[str] = frozenset()
+    ) -> None:
         self.name, self.shape, self.stored = name, shape, stored
+        self.modules = frozenset({_module(name), *modules})
 
     def parts(self) -> Iterator[Part]:
         raise NotImplementedError
@@ -109,7 +113,9 @@ class _OfPieces(OutputTensor):
         pieces: list[tuple[Piece, Place, Place]],  # the piece, its place in the checkpoint and in this tensor
         offset: float,
     ) -> None:
-        super().__init__(name, shape, frozenset(source.type_of(found.name) for _, found, _ in pieces))
+        modules = {_module(found.name) for _, found, _ in pieces}
+        stored = frozenset(source.type_of(found.name) for _, found, _ in pieces)
+        super().__init__(name, shape, stored, frozenset(modules))
         self._source, self._pieces, self._offset = source, pieces, np.float32(offset)
 
     def parts(self) -> Iterator[Part]:
@@ -130,6 +136,10 @@ class _Constant(OutputTensor):
 
     def parts(self) -> Iterator[Part]:
         yield Part(slice(0, len(self._values)), self._values.reshape(-1, 1))
+
+
+def _module(name: str) -> str:
+    return name.removesuffix(".weight")
 
 
 def tensors_of_gguf(file: GgufFile) -> list[OutputTensor]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 from collections import Counter, deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -22,6 +22,7 @@ from ridgeline.models.files.checkpoint_files import weights_file
 from ridgeline.models.files.generation_config import GGUF_KEYS, GGUF_PREFIX, sampling_defaults
 from ridgeline.models.files.gguf import GgufFile
 from ridgeline.models.files.gguf_writer import GgufWriter, RawValue, TensorEntry, Value
+from ridgeline.models.gguf_output.keep import kept_types
 from ridgeline.models.gguf_output.metadata import QUANTIZATION_VERSION, describe_model, refuse_difference
 from ridgeline.models.gguf_output.recipes import (
     FLOAT_TYPES,
@@ -49,12 +50,15 @@ Floats = np.ndarray[Any, np.dtype[np.float32]]
 # Mean squares of each column's inputs, by tensor name: [columns], or [experts, columns] of a stack.
 Importance = Mapping[str, Floats]
 Progress = Callable[[int, int], None]  # weights written, of all
+# From the file with all its tensors: facts that were zeros until now.
+Measure = Callable[[Path], Mapping[str, Value]]
 
 SOURCE_FLOATS = (*FLOAT_TYPES, "F64")
 MAX_THREADS = 8
 # Replaced by the new file's own. Left out: what describes the old weights or how they were made.
 _OWN_KEYS = ("general.file_type", "general.quantization_version", "general.alignment")
-_OLD_PREFIXES = ("quantize.imatrix.", "split.")
+_OLD_PREFIXES = ("quantize.", "split.")
+ERRORS = "quantize.errors"  # of each tensor, in the order of the file's table
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,14 +80,19 @@ def write_gguf(
     *,
     importance: Importance | None = None,
     requantize: bool = False,
+    keep: Sequence[str] = (),
     facts: Mapping[str, Value] | None = None,
+    measure: Measure | None = None,
     threads: int | None = None,
 ) -> GgufReport:
     """Write the model at `model` (a directory with safetensors, or a .gguf file) to `out`.
 
     importance: weights of the columns for the error that is minimized; tensors without an entry have none
     requantize: accept tensors that are quantized already. Their error stays and the new one is added
+    keep:       parts of modules' names that stay in the source's float type
     facts:      further metadata, such as a report about the quantization
+    measure:    called with the complete file before it has its name; replaces facts by others of the same
+                type and length
     """
     recipe = find_recipe(recipe) if isinstance(recipe, str) else recipe
     model, out = Path(model), Path(out)
@@ -92,13 +101,16 @@ def write_gguf(
         raise UnsupportedModel(f"{out}: is the model itself; choose another name")
     if not requantize:
         _refuse_quantized(model, tensors)
-    entries = _entries(spec, recipe, tensors)
+    kept = kept_types(tensors, keep, spec.tied_embeddings)
+    entries = _entries(spec, recipe, tensors, kept)
     metadata = {
         **metadata,
         "general.file_type": recipe.number,
         "general.quantization_version": QUANTIZATION_VERSION,
         **(facts or {}),
     }
+    if any(entry.type not in FLOAT_TYPES for entry in entries):
+        metadata[ERRORS] = [0.0] * len(entries)
     writer = GgufWriter(out, metadata, entries)
     try:
         filler = _Filler(writer, entries, importance or {}, progress, threads)
@@ -106,6 +118,10 @@ def write_gguf(
         filler.run(described)
         refuse_difference(spec, _read_back(spec, writer))
         errors = filler.run([tensor for tensor in tensors if tensor not in described])
+        if ERRORS in metadata:
+            writer.replace(ERRORS, [errors.get(entry.name, 0.0) for entry in entries])
+        for key, value in (measure(writer.partial) if measure else {}).items():
+            writer.replace(key, value)
         writer.finish()
     except BaseException:
         writer.discard()
@@ -170,23 +186,23 @@ def _refuse_quantized(model: Path, tensors: list[OutputTensor]) -> None:
             )
 
 
-def _entries(spec: ModelSpec, recipe: Recipe, tensors: list[OutputTensor]) -> list[TensorEntry]:
+def _entries(
+    spec: ModelSpec, recipe: Recipe, tensors: list[OutputTensor], kept: Mapping[str, str]
+) -> list[TensorEntry]:
     experts = next((layer.ffn.num for layer in spec.layers if isinstance(layer.ffn, Experts)), 0)
-    return [
-        TensorEntry(
+
+    def type_of(tensor: OutputTensor) -> str:
+        chosen = choose_type(
+            recipe,
             tensor.name,
-            choose_type(
-                recipe,
-                tensor.name,
-                tensor.shape,
-                layers=spec.num_layers,
-                tied=spec.tied_embeddings,
-                experts=experts,
-            ),
             tensor.shape,
+            layers=spec.num_layers,
+            tied=spec.tied_embeddings,
+            experts=experts,
         )
-        for tensor in tensors
-    ]
+        return chosen if chosen in FLOAT_TYPES else kept.get(tensor.name, chosen)
+
+    return [TensorEntry(tensor.name, type_of(tensor), tensor.shape) for tensor in tensors]
 
 
 class _Filler:
