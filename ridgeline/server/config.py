@@ -135,6 +135,11 @@ class ServerConfig:
     record_traffic_bytes: int = option(
         1 << 30, "maximum size of the record_traffic file; later requests are not recorded"
     )
+    record_texts: bool = option(
+        False,
+        "also record the texts of prompts and answers, which are users' content, in the record_traffic file: "
+        "calibration text for `ridgeline quantize`",
+    )
     console: bool = option(True, "serve the web console at /console")
     console_reports: Path | None = option(
         None, "directory of lab results (plans, benchmarks, tuning, evaluations) that the console lists"
@@ -156,6 +161,8 @@ class ServerConfig:
         check_sources(self.weight_sources, "weight_sources")
         check_peers(self.weight_peers, "weight_peers")
         check_address(self.retrieval_store, "retrieval_store")
+        if self.record_texts and self.record_traffic is None:
+            raise OptionError("record_texts needs record_traffic: name the file that gets the texts")
         if self.share_transfers < 1 or self.share_mb_per_s <= 0:
             raise OptionError("share_transfers and share_mb_per_s must be more than 0; --no-share-weights")
         if self.share_weights and not self.needs_key:

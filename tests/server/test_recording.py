@@ -16,7 +16,7 @@ from ridgeline.server.config import ServerConfig
 from ridgeline.server.process.main import _served_models
 from ridgeline.server.records import recording
 from ridgeline.server.records.recording import EndedRequest, TrafficRecorder
-from tests.server.scripted_client import hang
+from tests.server.scripted_client import hang, say
 from tests.server.stage import CHAT, COMPLETIONS, HELLO, Stage, until
 
 MANY = 1 << 30
@@ -59,6 +59,35 @@ def test_a_server_records_only_where_it_was_told_to(tmp_path: Path) -> None:
     assert told.recorder is not None
     told.recorder.close()
     assert (tmp_path / "a").exists()
+
+
+async def test_texts_are_recorded_only_on_request_and_a_warning_says_so(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    path = tmp_path / "traffic.jsonl"
+    config = ServerConfig(record_traffic=path, record_texts=True)
+    stage = Stage(script=say("the answer"))
+    recorder = _served_models([], config, None).recorder  # type: ignore[arg-type]
+    assert recorder is not None
+    assert "users' content" in caplog.text
+    stage.served_models.recorder = recorder
+    assert (
+        await stage.post(CHAT, {**HELLO, "messages": [{"role": "user", "content": "a question"}]})
+    ).is_success
+    assert (await stage.post(COMPLETIONS, {"prompt": [[104, 105], [106]], "n": 2})).is_success
+    recorder.close()
+    lines = [json.loads(line) for line in path.read_text().splitlines()]
+    assert "a question" in lines[0]["text"]
+    assert lines[0]["text"].endswith("the answer")
+    assert [line["text"] for line in lines[1:]] == ["hithe answer"] * 2 + ["jthe answer"] * 2
+    assert all(line["hash_ids"] for line in lines)
+    assert stat.S_IMODE(path.stat().st_mode) == 0o600
+    assert [request.input_tokens for request in read_recorded(path).requests][1:] == [2, 2, 1, 1]
+
+
+def test_texts_need_a_file() -> None:
+    with pytest.raises(OptionError, match="record_texts needs record_traffic"):
+        ServerConfig(record_texts=True)
 
 
 async def test_an_aborted_request_is_recorded_with_what_it_got(tmp_path: Path) -> None:

@@ -1,8 +1,8 @@
 """Calibration text: read from a file, cut into samples of equal length, some of them held out.
 
 A .jsonl file has one object per line, with `text`, `prompt` or `messages`, or a batch request with such a
-`body`: own prompts of `bench`, batch files and logs of requests have one of these forms. A recording of
-`serve --record-traffic` has lengths and hashes, no text, and is refused.
+`body`: own prompts of `bench`, batch files and logs of requests have one of these forms. So has a recording
+of `serve --record-traffic --record-texts`; one without texts has lengths and hashes alone, and is refused.
 """
 
 from __future__ import annotations
@@ -102,19 +102,23 @@ def _plain(path: Path, data: bytes, tokenizer: Tokenizer) -> Iterator[list[int]]
 
 def _jsonl(path: Path, tokenizer: Tokenizer) -> Iterator[list[int]]:
     trace = Trace(path, skip_bad_rows=False)
-    found = []
+    found, untold = [], 0
     for number, line in trace.decoded(msgspec.json.Decoder(_Line)):
-        if line.hash_ids is not None:
-            raise BadInput(
-                f"{path}: is a traffic recording: it has lengths and hashes of prompts, no text. Pass a text "
-                "file, or prompts as JSON lines"
-            )
         said = line.body or line
-        if said.messages:
+        if line.hash_ids is not None:  # a recording: its texts have the template and special tokens
+            if line.text:
+                found.append(tokenizer.encode(line.text, add_special=False))
+            untold += not line.text
+        elif said.messages:
             found.append(tokenizer.encode_chat(said.messages, add_generation_prompt=False))
         elif text := said.text or said.prompt:
             found.append(tokenizer.encode(text, allow_special=False))
         else:
             trace.bad(number, "has none of text, prompt and messages")
+    if untold and not found:
+        raise BadInput(
+            f"{path}: is a traffic recording without texts: it has lengths and hashes. Record with "
+            "--record-texts beside --record-traffic, or pass a text file or prompts as JSON lines"
+        )
     trace.refuse_bad(has_rows=bool(found))
     yield from found

@@ -24,7 +24,9 @@ class QuantizeOptions:
     keep: tuple[str, ...] = option(
         (), "leave these modules in 16 bits: lm_head, layers.0, down_proj; may be repeated"
     )
-    calibration: str | None = option(None, "text the model reads to choose weights: .txt or .jsonl")
+    calibration: str | None = option(
+        None, "text the model reads to choose weights: .txt, .jsonl, or a recording with --record-texts"
+    )
     held_out: str | None = option(
         None, "text for the report alone: .txt or .jsonl; default: every eighth sample of --calibration"
     )

@@ -157,6 +157,7 @@ class Choices:
         self._completion_tokens = 0
         self.timings: dict[int, TimingRecord] = {}
         self.finish_reasons: dict[int, str] = {}
+        self.outputs: dict[int, list[int]] | None = None  # all tokens by choice, if the texts are recorded
         self.progress: Progress | None = None  # for a stream that a peer can continue
 
     @property
@@ -232,6 +233,8 @@ class Choices:
         index = source_number * self._params.n + chunk.index
         if self.progress is not None:
             self.progress.note(index, chunk)
+        if self.outputs is not None:
+            self.outputs.setdefault(index, []).extend(chunk.tokens)
         self._completion_tokens += len(chunk.tokens)
         token_ids = chunk.tokens if self._return_token_ids else []
         if index in self._begun and chunk.finish_reason is None and chunk.timing is None:

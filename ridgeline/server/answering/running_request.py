@@ -50,6 +50,8 @@ class RunningRequest:
         self.choices = Choices(
             job.prompts, job.params, job.new_parser, job.running_usage, job.new_count, job.return_token_ids
         )
+        if served_models.recorder is not None and served_models.recorder.texts:
+            self.choices.outputs = {}
         self.inbox = Inbox(whole=not job.stream)
         self._served_models = served_models
         self._metrics = job.served.metrics
@@ -244,8 +246,17 @@ class RunningRequest:
                     self.job.served.model.names[0],
                     self.job.cache_namespace,
                     failure or self.choices.finish_reasons[index],
+                    self._text(index),
                 )
             )
+
+    def _text(self, index: int) -> Callable[[], str] | None:
+        """Prompt and output of a choice with all special tokens, as the model sees them."""
+        if self.choices.outputs is None:
+            return None
+        prompt, output = self.job.prompts[index // self.job.params.n].ids, self.choices.outputs.get(index, [])
+        tokenizer = self.job.client.tokenizer
+        return lambda: tokenizer.decode([*prompt, *output], skip_special=False)
 
     def _log_entry(self) -> LoggedRequest:
         context, trace = self.context, self.context.trace

@@ -269,7 +269,7 @@ def _served_models(models: Sequence[Supervised], server: ServerConfig, state: St
         from ridgeline.server.records.recording import TrafficRecorder
 
         served_models.recorder = TrafficRecorder(
-            server.record_traffic.expanduser(), server.record_traffic_bytes
+            server.record_traffic.expanduser(), server.record_traffic_bytes, server.record_texts
         )
     if server.otlp_endpoint is not None:
         from ridgeline.server.records.tracing import Tracing

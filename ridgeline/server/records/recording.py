@@ -1,8 +1,10 @@
-"""TrafficRecorder: writes each ended request to a file: arrival time, lengths and hashes, no content.
+"""TrafficRecorder: writes each ended request to a file: arrival time, lengths and hashes. No content, unless
+the operator asks for the texts.
 
 One JSON line per request, with the fields of Mooncake's traces and blocks of 64 tokens; `ridgeline bench`
-replays it. The event loop passes only references: a thread hashes and writes. If the thread falls behind or
-the file is full, requests are dropped from the recording rather than delayed.
+replays it, and `ridgeline quantize` calibrates with the texts. The event loop passes only references: a
+thread hashes and writes. If the thread falls behind or the file is full, requests are dropped from the
+recording rather than delayed.
 """
 
 from __future__ import annotations
@@ -14,6 +16,7 @@ import secrets
 import threading
 import time
 from array import array
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO
@@ -43,9 +46,10 @@ class EndedRequest:
     model: str
     cache_namespace: str
     end: str  # why: "stop", "length", "abort", …
+    text: Callable[[], str] | None = None  # prompt and output; called by the thread, if texts are recorded
 
 
-class _Line(msgspec.Struct):
+class _Line(msgspec.Struct, omit_defaults=True):
     timestamp: float  # milliseconds since `began`
     input_length: int
     output_length: int
@@ -55,12 +59,15 @@ class _Line(msgspec.Struct):
     model: str
     end: str
     began: float  # of the file: Unix seconds, so that a restarted server can continue it
+    text: str = ""
 
 
 class TrafficRecorder:
     """Close it when the server ends. `add` is called from one thread only and never blocks."""
 
-    def __init__(self, path: Path, max_bytes: int) -> None:
+    def __init__(self, path: Path, max_bytes: int, texts: bool = False) -> None:
+        """texts: also record prompts and outputs, which are the users' content."""
+        self.texts = texts
         self._path = path
         self._max_bytes = max_bytes
         # Never stored: without it the hashes cannot be matched with guessed prompts.
@@ -74,12 +81,18 @@ class TrafficRecorder:
         self.unrecorded = 0
         self._thread = threading.Thread(target=self._write_all, name="ridgeline-recorder", daemon=True)
         self._thread.start()
+        if texts:
+            log.warning(
+                "record_texts: %s gets the texts of prompts and answers, which are users' content. Tell the "
+                "users, and delete the file when it has served its purpose",
+                path,
+            )
 
     def add(self, ended: EndedRequest) -> None:
         if self._added_tokens - self._done_tokens > WAITING_TOKENS or not self._thread.is_alive():
             self.unrecorded += 1
             return
-        self._added_tokens += len(ended.prompt) + 1
+        self._added_tokens += _tokens(ended)
         self._queue.put(ended)
 
     def close(self) -> None:
@@ -98,7 +111,7 @@ class TrafficRecorder:
                         return
                     file.write(line)
                     self._bytes += len(line)
-                    self._done_tokens += len(ended.prompt) + 1
+                    self._done_tokens += _tokens(ended)
                     if self._queue.empty():
                         file.flush()
             except OSError as error:
@@ -116,6 +129,7 @@ class TrafficRecorder:
             model=ended.model,
             end=ended.end,
             began=self._began,
+            text=ended.text() if self.texts and ended.text is not None else "",
         )
 
     def _hashes(self, ended: EndedRequest) -> list[int]:
@@ -132,6 +146,10 @@ class TrafficRecorder:
                 time.sleep(0)  # yields the GIL to the event loop, which would otherwise wait 5 ms
             found.append(int.from_bytes(chained.copy().digest()[:8], "little") >> (64 - _ID_BITS))
         return found
+
+
+def _tokens(ended: EndedRequest) -> int:
+    return len(ended.prompt) + ended.output_tokens + 1
 
 
 def _opened(path: Path) -> tuple[BinaryIO, float]:

@@ -155,7 +155,7 @@ def test_a_run_with_other_settings_does_not_continue_this_one(
     [
         (
             [{"timestamp": 0, "input_length": 5, "output_length": 2, "hash_ids": [1]}],
-            "has lengths and hashes",
+            "is a traffic recording without texts",
         ),
         ([{"answer": "w5"}], "has none of text, prompt and messages"),
         ([{"text": "w5"}], "tokens; calibration needs some thousands"),
@@ -175,7 +175,7 @@ def test_calibration_without_text_is_refused(
     assert words in capsys.readouterr().err
 
 
-def test_prompts_messages_and_batch_lines_are_calibration(
+def test_prompts_messages_batch_lines_and_recorded_texts_are_calibration(
     model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     words = " ".join(f"w{number}" for number in range(3, 120))
@@ -191,6 +191,8 @@ def test_prompts_messages_and_batch_lines_are_calibration(
         {"text": words},
         {"messages": said},
         {"custom_id": "1", "body": {"messages": said}},
+        {"timestamp": 0, "input_length": 100, "output_length": 17, "hash_ids": [1, 2], "text": words},
+        {"timestamp": 9, "input_length": 5, "output_length": 2, "hash_ids": [3]},  # before --record-texts
     ]
     file.write_text("\n".join(map(json.dumps, lines)))
     out = tmp_path / "out"
@@ -198,5 +200,5 @@ def test_prompts_messages_and_batch_lines_are_calibration(
     assert main(["quantize", str(chat), *arguments]) == 0
     report = json.loads(capsys.readouterr().out)
     calibration = report["calibration"]
-    tokens = 4 * 117 + 2  # one w9 for each of the two messages
+    tokens = 5 * 117 + 2  # one w9 for each of the two messages
     assert calibration["samples"] + calibration["held_out_samples"] == tokens // 16
