@@ -206,7 +206,8 @@ class _Run:
     def _observed(self, number: int, tensors: Tensors) -> Statistics:
         statistics = Statistics(self._job.quantizer.needs_gram)
         names, is_quantized = self._checkpoint.names(number), self._job.keep.is_quantized
-        learns = bool(self._job.options.scaling) or any(map(is_quantized, names))
+        # SmoothQuant also scales layers that stay in 16 bits.
+        learns = self._job.options.scaling == "smoothquant" or any(map(is_quantized, names))
         if self._job.forward is not None and self._job.quantizer.needs_inputs and learns:
             before = Stream(self._journal.stream(FITTED, number))
             self._job.forward.advance(number, tensors, before, observe=statistics.observe)

@@ -6,10 +6,11 @@ import pytest
 import torch
 
 from ridgeline.lab.quantize.inputs import InputStatistics, input_rounding
+from ridgeline.lab.quantize.methods import rtn as rounding
 from ridgeline.lab.quantize.methods.awq import best_scales
 from ridgeline.lab.quantize.methods.gptq import Gptq, inverse_factor
 from ridgeline.lab.quantize.methods.hadamard import hadamard_matrix
-from ridgeline.lab.quantize.methods.rtn import output_error, rtn, values_of
+from ridgeline.lab.quantize.methods.rtn import energy, output_error, rtn, values_of
 from ridgeline.lab.quantize.methods.scalings import Scaling
 from ridgeline.lab.quantize.methods.smoothquant import smoothing_scales
 from ridgeline.models.quantized.format import MXFP4, NVFP4, fp8_format, int4_format, int8_format
@@ -43,6 +44,15 @@ def seen(inputs: torch.Tensor) -> InputStatistics:
     for part in inputs.split(500):
         statistics.add(part)
     return statistics
+
+
+@pytest.mark.parametrize("block", [64, 80, 512])
+def test_the_energy_of_outputs_is_that_of_the_products(block: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Blocks that divide the width, that do not, and one larger than it."""
+    monkeypatch.setattr(rounding, "GRAM_BLOCK", block)
+    inputs, weights = correlated(), matrix()
+    expected = float((inputs.double() @ weights.double().T).square().sum())
+    assert energy(weights, seen(inputs).gram) == pytest.approx(expected, rel=1e-4)
 
 
 @pytest.mark.parametrize("act_order", [True, False])

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from ridgeline.lab.quantize.checkpoint import Tensors
 from ridgeline.lab.quantize.inputs import InputStatistics, Statistics
-from ridgeline.lab.quantize.methods.rtn import rtn, values_of
+from ridgeline.lab.quantize.methods.rtn import energy, rtn, values_of
 from ridgeline.lab.quantize.methods.scalings import Scaling, positive
 from ridgeline.models.quantized.format import QuantFormat
 
@@ -57,5 +57,4 @@ def best_scales(
 def _lost(matrix: Tensor, scales: Tensor, inputs: InputStatistics, format: QuantFormat) -> float:
     """Σ |(rounded - exact) x|²"""
     assert inputs.gram is not None
-    off = values_of(rtn(matrix * scales, format)) / scales - matrix
-    return float(((off @ inputs.gram) * off).sum(dtype=torch.float64))
+    return energy(values_of(rtn(matrix * scales, format)) / scales - matrix, inputs.gram)
