@@ -42,16 +42,25 @@ class AnyTokens:
     waits = True
 
     def __init__(self, length: int) -> None:
-        self._length = length
+        self.longest = length
 
     def propose(self, seqs: list[Sequence], most: int) -> list[Draft | None]:
-        return [Draft([7 + n for n in range(min(most, self._length))]) for _ in seqs]
+        return [Draft([7 + n for n in range(min(most, self.longest))]) for _ in seqs]
 
-    def observe(self, plan: StepPlan) -> None:
+    def observe(self, plan: StepPlan, reads: bool) -> None:
         pass
 
     def forget(self, seq: Sequence) -> None:
         pass
+
+    def passes(self, length: int) -> int:
+        return length
+
+    def behind(self, seq: Sequence) -> int | None:
+        return 0
+
+    def catch_up(self, seqs: list[Sequence], tokens: int) -> int:
+        return 0
 
 
 def accept_by_rates(rates: list[float]) -> None:

@@ -20,6 +20,10 @@ COUNTERS: dict[str, tuple[str, Callable[[SpeculationStats], float]]] = {
     "spec_decode_num_accepted_tokens": ("Guessed tokens that were right", lambda stats: stats.accepted),
     "spec_decode_steps": ("Steps that verified guessed tokens", lambda stats: stats.steps),
     "spec_decode_draft_seconds": ("Time finding and judging guesses", lambda stats: stats.draft_s),
+    "spec_decode_catch_up_seconds": (
+        "Time in which the drafter read tokens that it was behind with",
+        lambda stats: stats.reading_s,
+    ),
     "spec_decode_verify_seconds": ("Time of steps that verified guesses", lambda stats: stats.verify_s),
 }
 GAUGES: dict[str, tuple[str, Callable[[SpeculationStats], float]]] = {

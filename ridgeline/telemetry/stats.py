@@ -22,6 +22,7 @@ class SpeculationStats:
     drafted_by_position: tuple[int, ...] = ()
     accepted_by_position: tuple[int, ...] = ()
     draft_s: float = 0.0  # finding and judging guesses
+    reading_s: float = 0.0  # a drafter's own, of tokens that it was behind with
     verify_s: float = 0.0  # steps with guesses
     predicted_gain: float = 1.0
     measured_gain: float = 1.0

@@ -63,10 +63,6 @@ class Acceptance:
             match += match > 0
         return survivals
 
-    def typical(self, count: int) -> list[float]:
-        """The same for a draft of a drafter that cannot say how sure it is."""
-        return [self.rates[0] ** (place + 1) for place in range(count)]
-
     def note(self, seq: Sequence, draft: Draft, num_right: int, num_judged: int) -> None:
         """Of the first `num_judged` guesses, `num_right` were right; at most one was wrong, the last."""
         records = self._own.get(seq)

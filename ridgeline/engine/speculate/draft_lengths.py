@@ -7,6 +7,7 @@ counts, not the first after which the rate falls: the time of a step is not smoo
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from itertools import chain
 from typing import NamedTuple
 
@@ -26,10 +27,12 @@ def most_of_a_row(rows: int) -> int:
 
 
 class Choice(NamedTuple):
-    """lengths: of each row's draft; gain: expected tokens per second, as a multiple of a step without"""
+    """lengths: of each row's draft; gain: expected tokens per second, as a multiple of a step without;
+    cost: the step's time, likewise"""
 
     lengths: list[int]
     gain: float
+    cost: float = 1.0
 
 
 class StepCost(NamedTuple):
@@ -79,21 +82,33 @@ class DraftLengths:
         costs = self.costs(rows, context)
         return any((rows + more) >= WORTH * rows * cost for more, cost in enumerate(costs) if more)
 
-    def choose(self, survivals: list[list[float]], rows: int, context: int) -> Choice:
-        """survivals: for each row with a draft, the chance of each guess; rows: of the step in all."""
+    def choose(
+        self, survivals: list[list[float]], rows: int, context: int, drafting: Sequence[float] = ()
+    ) -> Choice:
+        """survivals: for each row with a draft, the chance of each guess; rows: of the step in all.
+
+        drafting: the time of drafts of 1, 2, 3 … guesses, as a multiple of a plain step's; empty: they exist
+        """
         costs = self.costs(rows, context)
         chances = self._best_first(survivals)
-        best, best_gain, expected = 0, 1.0, float(rows)
-        for more, (_, chance) in enumerate(chances[: len(costs) - 1], start=1):
+        best, best_gain, best_cost, expected = 0, 1.0, 1.0, float(rows)
+        lengths = [0] * len(survivals)
+        longest = 0
+        for more, (row, chance) in enumerate(chances[: len(costs) - 1], start=1):
             expected += chance
-            gain = expected / rows / costs[more]
+            cost = costs[more]
+            if drafting:
+                lengths[row] += 1
+                longest = max(longest, lengths[row])
+                cost += drafting[longest - 1]
+            gain = expected / rows / cost
             if gain > best_gain:
-                best, best_gain = more, gain
+                best, best_gain, best_cost = more, gain, cost
         lengths = [0] * len(survivals)
         if best_gain >= WORTH:
             for row, _ in chances[:best]:
                 lengths[row] += 1
-        return Choice(lengths, best_gain)
+        return Choice(lengths, best_gain, best_cost)
 
     def _best_first(self, survivals: list[list[float]]) -> list[tuple[int, float]]:
         """(row, chance) of all guesses, best first; of equal ones those nearer to the end of their text."""

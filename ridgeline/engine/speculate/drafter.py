@@ -13,6 +13,7 @@ from ridgeline.engine.schedule.request import Sequence
 from ridgeline.engine.schedule.step import StepPlan
 
 MOST_DRAFTS = 15  # tokens of one draft: with the sequence's own one, a step of 16
+ALONG = 1 + MOST_DRAFTS  # tokens that a drafter reads as part of a draft: those of a verified row
 
 
 @dataclass(slots=True)
@@ -24,7 +25,7 @@ class Draft:
 
 
 class Drafter(Protocol):
-    """waits: a look at what it would propose costs as much as proposing it, and needs the newest tokens"""
+    """waits: it computes, so proposing takes time that counts, and needs the newest tokens"""
 
     name: str
     waits: bool
@@ -33,10 +34,37 @@ class Drafter(Protocol):
         """At most `most` guesses for each; None if there is no ground for one. All their tokens are known."""
         ...
 
-    def observe(self, plan: StepPlan) -> None:
-        """A step has landed: its tokens are known. For drafters that read what the model computed."""
+    def observe(self, plan: StepPlan, reads: bool) -> None:
+        """A step has landed: its tokens are known. For drafters that read what the model computed.
+
+        reads: it is in use, and may compute what it needs of the step; else it keeps a bounded part of it
+        """
         ...
 
     def forget(self, seq: Sequence) -> None:
         """It was preempted or has finished. Called once for each sequence that was proposed for."""
+        ...
+
+
+class ComputingDrafter(Drafter, Protocol):
+    """A drafter with a model of its own, which reads a sequence's tokens before it guesses.
+
+    longest: most guesses of one draft
+    """
+
+    longest: int
+
+    def passes(self, length: int) -> int:
+        """Passes of its model that a draft of `length` guesses takes."""
+        ...
+
+    def behind(self, seq: Sequence) -> int | None:
+        """Tokens that it must read before it can propose for the sequence; None: it cannot.
+
+        0 if few are missing: `propose` reads those.
+        """
+        ...
+
+    def catch_up(self, seqs: list[Sequence], tokens: int) -> int:
+        """Read at most `tokens` tokens of what is missing, of the first sequences first. Returns how many."""
         ...

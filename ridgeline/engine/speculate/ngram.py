@@ -81,7 +81,7 @@ class NgramDrafter:
             drafts.append(own.draft(most) if own.update() >= LEAST_NGRAM else None)
         return drafts
 
-    def observe(self, plan: StepPlan) -> None:
+    def observe(self, plan: StepPlan, reads: bool) -> None:
         pass
 
     def forget(self, seq: Sequence) -> None:

@@ -7,29 +7,25 @@ fast tokens come, never which: the samplers accept a guess only if it is the tok
 
 from __future__ import annotations
 
-import statistics
 import time
-from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import NamedTuple, cast
 
 from ridgeline.engine.schedule.request import Sequence
 from ridgeline.engine.schedule.scheduler import Scheduler
 from ridgeline.engine.schedule.step import StepPlan, StepResult, StepRow
 from ridgeline.engine.speculate.acceptance import Acceptance
+from ridgeline.engine.speculate.asking import MOST_READING, Answer, Ask, Asking
 from ridgeline.engine.speculate.draft_lengths import MOST_ON_A_DEVICE, WORTH, DraftLengths, most_of_a_row
-from ridgeline.engine.speculate.drafter import MOST_DRAFTS, Draft, Drafter
+from ridgeline.engine.speculate.drafter import MOST_DRAFTS, ComputingDrafter, Draft, Drafter
 from ridgeline.engine.speculate.loss_guard import LossGuard
 from ridgeline.engine.speculate.step_times import DEVICE_SLOPE, StepTimes
 from ridgeline.telemetry.stats import SpeculationStats
 
-TYPICAL_LENGTH = 4  # guesses of a drafter that is asked only if it pays
-LOOK_EVERY = 128  # steps after which it is asked even if it seems not to
-ASKED = 9  # times of drafting that are kept
-FIRST_LOOKS = 8  # times that a drafter is asked, whatever is expected: until then chances are guesses
+DISTURBED = 4.0  # times as long as expected: a step of a drafter that computes counts as this much
 GAIN_WEIGHT = 0.05  # of one more step in the reported gains
-REASONS = ("load", "prefill", "background", "loss", "match", "acceptance", "room", "overlap")
+REASONS = ("load", "prefill", "background", "loss", "match", "acceptance", "catch_up", "room", "overlap")
 
 
 class Offer(NamedTuple):
@@ -49,7 +45,8 @@ class PlannedDrafts:
     offers: list[Offer]
     num_drafts: int = 0
     gain: float = 1.0
-    asked_s: float = 0.0  # time of a drafter that computes, before the step
+    answer: Answer | None = None  # of a drafter that computes
+    reading_s: float = 0.0  # of such a drafter
 
 
 class Speculation:
@@ -66,20 +63,20 @@ class Speculation:
         self.times = StepTimes()
         self.acceptance = Acceptance()
         self.lengths = DraftLengths(self.times)
-        self.guard = LossGuard()
+        self.guard = LossGuard()  # of a drafter that costs nothing
+        self.asking: Asking | None = None  # of one that computes
+        if drafter.waits:
+            computing = cast(ComputingDrafter, drafter)
+            self.asking = Asking(computing, self.acceptance, self.lengths, clock)
         self._vocab_size = vocab_size
         self._clock = clock
         self._planned: dict[int, PlannedDrafts] = {}  # by step, until it lands
         self._off = dict.fromkeys(REASONS, 0)
         self._drafted = [0] * MOST_DRAFTS  # by position in the draft
         self._accepted = [0] * MOST_DRAFTS
-        self._unlooked = 0
-        self._looks = False  # the next step asks, whatever is expected
-        self._num_asked = 0
-        self._asked_s: deque[float] = deque(maxlen=ASKED)
         self._steps = 0
         self._rows = 0
-        self._draft_s = self._verify_s = 0.0
+        self._draft_s = self._reading_s = self._verify_s = 0.0
         self._predicted = self._measured = 1.0
 
     def extend(self, plan: StepPlan, scheduler: Scheduler, most_samples: int | None = None) -> None:
@@ -87,6 +84,8 @@ class Speculation:
         began = self._clock()
         if most_samples is not None:  # a device
             self.lengths.most_of_a_step, self.times.prior_slope = MOST_ON_A_DEVICE, DEVICE_SLOPE
+            if self.asking is not None:
+                self.asking.times.expect_slope(DEVICE_SLOPE)
         for seq in plan.retired:
             self.drafter.forget(seq)
             self.acceptance.forget(seq)
@@ -100,20 +99,31 @@ class Speculation:
             self._off[reason] += len(plan.rows)
         if reason != "prefill":
             self._planned[plan.step_id] = planned
-        self._draft_s += self._clock() - began
+        self._draft_s += self._clock() - began - planned.reading_s
 
     def landed(self, plan: StepPlan, result: StepResult, seconds: float) -> None:
         """The step was applied. seconds: from its start, or the end of the one before, to its end."""
         began = self._clock()
-        self.drafter.observe(plan)
+        self._observe(plan)
+        observed = self._clock()
         planned = self._planned.pop(plan.step_id, None)
-        if planned is None:
-            self._draft_s += self._clock() - began
+        if planned is not None:
+            for offer in planned.offers:
+                self._judge(offer)
+            self._judge_time(planned, result, seconds)
+        elif self.asking is not None:  # a step with prompts
+            self.asking.budget.pay_in(seconds)
+        self._draft_s += self._clock() - (began if self.asking is None else observed)
+
+    def _observe(self, plan: StepPlan) -> None:
+        if self.asking is None:
+            self.drafter.observe(plan, False)
             return
-        for offer in planned.offers:
-            self._judge(offer)
-        self._judge_time(planned, result, seconds)
-        self._draft_s += self._clock() - began
+        reads, began = self.asking.is_in_use, self._clock()
+        self.drafter.observe(plan, reads)
+        seconds = self._clock() - began
+        self._reading_s += seconds
+        self.asking.landed(seconds if reads else 0.0)
 
     def stats(self) -> SpeculationStats:
         return SpeculationStats(
@@ -123,6 +133,7 @@ class Speculation:
             drafted_by_position=tuple(self._drafted),
             accepted_by_position=tuple(self._accepted),
             draft_s=self._draft_s,
+            reading_s=self._reading_s,
             verify_s=self._verify_s,
             predicted_gain=self._predicted,
             measured_gain=self._measured,
@@ -143,11 +154,10 @@ class Speculation:
         context = sum(row.start + row.count for row in rows)
         if self.guard.is_paused or not self.lengths.may_pay(len(rows), context):
             return False
-        most = most_of_a_row(len(rows))
-        if self.drafter.waits:
-            return self._is_worth_asking(len(rows), context)
+        if self.asking is not None:
+            return self.asking.choose([row.seq for row in rows], len(rows), context) is not None
         began = self._clock()
-        drafts = self.drafter.propose([row.seq for row in rows], most)
+        drafts = self.drafter.propose([row.seq for row in rows], most_of_a_row(len(rows)))
         survivals = [
             self.acceptance.survivals(row.seq, draft)
             for row, draft in zip(rows, drafts, strict=True)
@@ -156,20 +166,6 @@ class Speculation:
         pays = bool(survivals) and self.lengths.choose(survivals, len(rows), context).gain >= WORTH
         self._draft_s += self._clock() - began
         return pays
-
-    def _is_worth_asking(self, rows: int, context: int) -> bool:
-        """Whether guesses of a drafter that computes will pay for its own time too, or a look is due."""
-        if self._looks or self._num_asked < FIRST_LOOKS:
-            return True
-        expected = [self.acceptance.typical(min(most_of_a_row(rows), TYPICAL_LENGTH))] * rows
-        plain_s = self.lengths.plain_s(rows, context)
-        share = statistics.median(self._asked_s) / plain_s if plain_s and self._asked_s else 0.0
-        if self.lengths.choose(expected, rows, context).gain >= WORTH * (1 + share):
-            return True
-        self._unlooked += 1
-        if self._unlooked >= LOOK_EVERY:
-            self._unlooked, self._looks = 0, True
-        return self._looks
 
     # ── before a step ────────────────────────────────────────────────────────────────────────────────────
 
@@ -183,19 +179,18 @@ class Speculation:
             return "loss"
         if not self.lengths.may_pay(len(plan.rows), context):
             return "load"
-        if self.drafter.waits and any(map(_is_decode, plan.rows)):
-            return None if self._is_worth_asking(len(plan.rows), context) else "acceptance"
         return None
 
     def _offer(
         self, plan: StepPlan, planned: PlannedDrafts, scheduler: Scheduler, most_samples: int | None
     ) -> None:
-        planned.offers = self._offers(plan, planned)
+        planned.offers = self._offers(plan, planned, scheduler)
         if not planned.offers:
             return
         if self.fixed_length is None:
             survivals = [self.acceptance.survivals(offer.row.seq, offer.draft) for offer in planned.offers]
-            lengths, planned.gain = self.lengths.choose(survivals, planned.rows, planned.context)
+            choice = self.lengths.choose(survivals, planned.rows, planned.context)
+            lengths, planned.gain = choice.lengths, choice.gain
         else:
             lengths = [self.fixed_length] * len(planned.offers)
         room = scheduler.room_for_drafts(plan)
@@ -210,7 +205,7 @@ class Speculation:
             room -= taken
             planned.num_drafts += taken
 
-    def _offers(self, plan: StepPlan, planned: PlannedDrafts) -> list[Offer]:
+    def _offers(self, plan: StepPlan, planned: PlannedDrafts, scheduler: Scheduler) -> list[Offer]:
         rows = [row for row in plan.rows if _is_decode(row)]
         self._off["overlap"] += len(plan.rows) - len(rows)
         if any(row.seq.background for row in rows) and not all(row.seq.background for row in plan.rows):
@@ -218,22 +213,56 @@ class Speculation:
             interactive = [row for row in rows if not row.seq.background]
             self._off["background"] += len(rows) - len(interactive)
             rows = interactive
-        most = self.fixed_length or most_of_a_row(len(plan.rows))
-        began = self._clock()
-        drafts = self.drafter.propose([row.seq for row in rows], most)
-        if rows and self.drafter.waits:
-            planned.asked_s = self._clock() - began
-            self._asked_s.append(planned.asked_s)
-            self._num_asked += 1
-            self._looks = False
+        seqs = [row.seq for row in rows]
+        if self.asking is not None:
+            self._read(self.asking, plan, planned, scheduler)
+            drafts = self._ask(self.asking, seqs, planned)
+        else:
+            drafts = self.drafter.propose(seqs, self.fixed_length or most_of_a_row(len(plan.rows)))
+            self._off["match"] += drafts.count(None)
         offers: list[Offer] = []
         for row, draft in zip(rows, drafts, strict=True):
             if draft is not None:
                 self._drop_unknown(draft)
                 if draft.tokens:
                     offers.append(Offer(row, draft, len(row.seq.tokens)))
-        self._off["match"] += len(rows) - len(offers)
+                else:
+                    self._off["match"] += 1
         return offers
+
+    def _read(self, asking: Asking, plan: StepPlan, planned: PlannedDrafts, scheduler: Scheduler) -> None:
+        """Let a drafter that computes read tokens that it lacks; also of rows that are launched ahead."""
+        seqs = [row.seq for row in plan.rows if row.samplers]
+        if self.fixed_length is None:
+            lengths = scheduler.output_lengths
+
+            def left(seq: Sequence) -> int:
+                return lengths.expected_left(seq.num_output, seq.max_len - len(seq.tokens))
+
+            planned.reading_s = asking.catch_up(seqs, planned.rows, planned.context, left)
+        else:
+            planned.reading_s = asking.read(seqs, MOST_READING)
+        self._reading_s += planned.reading_s
+
+    def _ask(self, asking: Asking, seqs: list[Sequence], planned: PlannedDrafts) -> list[Draft | None]:
+        """Ask it for the sequences whose guesses are expected to pay."""
+        drafter, rows, context = cast(ComputingDrafter, self.drafter), planned.rows, planned.context
+        if self.fixed_length is None:
+            ask = asking.choose(seqs, rows, context)
+        else:
+            ready = [seq for seq in seqs if drafter.behind(seq) == 0]
+            ask = Ask(ready, min(self.fixed_length or MOST_DRAFTS, drafter.longest)) if ready else None
+        asked: set[Sequence] = set()
+        drafts: dict[Sequence, Draft] = {}
+        if ask is not None:
+            planned.answer = asking.propose(ask, rows, context)
+            asked, drafts = set(ask.seqs), planned.answer.drafts
+        for seq in seqs:
+            if seq not in drafts:
+                behind = drafter.behind(seq)
+                reason = "catch_up" if behind else asking.reason
+                self._off["match" if behind is None or seq in asked else reason] += 1
+        return [drafts.get(seq) for seq in seqs]
 
     def _drop_unknown(self, draft: Draft) -> None:
         """Cut it before the first id that the model does not have."""
@@ -262,21 +291,44 @@ class Speculation:
                 self._accepted[place] += place < min(right, len(drawn) - 1)  # the last one is drawn anyway
 
     def _judge_time(self, planned: PlannedDrafts, result: StepResult, seconds: float) -> None:
-        plain_s = self.lengths.plain_s(planned.rows, planned.context) if planned.num_drafts else None
-        step_s = max(seconds - planned.asked_s, 1e-6)
-        self.times.observe(planned.rows + planned.num_drafts, planned.context, step_s)
-        if not planned.num_drafts:
+        rows, context, is_verified = planned.rows, planned.context, planned.num_drafts > 0
+        drafting_s = planned.answer.seconds if planned.answer is not None else 0.0
+        step_s = max(seconds - drafting_s - planned.reading_s, 1e-6)
+        plain_s = None
+        if is_verified or self.asking is not None:
+            plain_s = self.lengths.plain_s(rows, context)
+        replaced_s = (plain_s or 0.0) * sum(len(row.samples) for row in result.rows) / rows
+        if self.asking is not None:
+            self._settle(self.asking, planned, replaced_s, step_s, plain_s or step_s)
+        elif not is_verified:
             self.guard.pass_step()
+        elif plain_s is not None:
+            self.guard.note(replaced_s, seconds)
+        if not planned.reading_s:  # else part of it may have run beside the step before
+            self.times.observe(rows + planned.num_drafts, context, step_s)
+        if not is_verified:
             return
         self._steps += 1
-        self._verify_s += seconds
-        if plain_s is None:
+        self._verify_s += seconds - planned.reading_s
+        if plain_s is not None:
+            self._predicted += GAIN_WEIGHT * (planned.gain - self._predicted)
+            self._measured += GAIN_WEIGHT * (replaced_s / seconds - self._measured)
+
+    def _settle(
+        self, asking: Asking, planned: PlannedDrafts, replaced_s: float, step_s: float, plain_s: float
+    ) -> None:
+        """Book what the drafter's part in this step saved or lost."""
+        answer, reading_s = planned.answer, planned.reading_s
+        asking.budget.limit(plain_s)
+        if answer is None and not reading_s:
+            asking.budget.pay_in(min(step_s, DISTURBED * plain_s))
             return
-        emitted = sum(len(row.samples) for row in result.rows)
-        replaced_s = plain_s * emitted / planned.rows
-        self.guard.note(replaced_s, seconds)
-        self._predicted += GAIN_WEIGHT * (planned.gain - self._predicted)
-        self._measured += GAIN_WEIGHT * (replaced_s / seconds - self._measured)
+        saved_s = -reading_s
+        if answer is not None:
+            expected_s = self.times.seconds(planned.rows + planned.num_drafts, planned.context)
+            counted_s = step_s if expected_s is None else min(step_s, DISTURBED * expected_s)
+            saved_s += replaced_s - counted_s - answer.counted_s
+        asking.budget.settle(saved_s)
 
 
 def _is_decode(row: StepRow) -> bool:

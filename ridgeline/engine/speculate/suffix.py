@@ -99,7 +99,7 @@ class SuffixDrafter:
             drafts.append(found or (text.draft(most) if own >= LEAST_MATCH else None))
         return drafts
 
-    def observe(self, plan: StepPlan) -> None:
+    def observe(self, plan: StepPlan, reads: bool) -> None:
         pass
 
     def forget(self, seq: Sequence) -> None:

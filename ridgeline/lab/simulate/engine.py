@@ -17,7 +17,7 @@ from ridgeline.engine.schedule.step import RowResult, SeqDelta, StepPlan, StepRe
 from ridgeline.lab.perfmodel.step_times import StepTimes, quantile
 from ridgeline.lab.simulate.fast_forward import FastForwardScheduler
 from ridgeline.lab.simulate.run import Extent, KvUse
-from ridgeline.lab.simulate.speculation import DraftFigures, drawn
+from ridgeline.lab.simulate.speculation import DraftFigures, LikelyDrafter, drawn
 from ridgeline.telemetry.stats import StepRecord
 
 NOTHING = RowResult()
@@ -55,8 +55,8 @@ class SimulatedEngine:
         self._times, self._host = times, times.host
         self._publish = publish
         self._flights: deque[_Flight] = deque()
-        self._drafts = drafts
-        self.speculation = None if drafts is None else drafts.speculation(seed, lambda: self.now)
+        self._drafter = None if drafts is None else LikelyDrafter(drafts, seed)
+        self.speculation = None if self._drafter is None else self._drafter.speculation(lambda: self.now)
         self._device_free = 0.0  # when the newest step in flight ends
         self.extent = Extent(times)
         self._lines: dict[int, tuple[float, float]] = {}
@@ -99,10 +99,11 @@ class SimulatedEngine:
 
     def _extend(self, plan: StepPlan) -> float:
         """Add guesses to the plan, as the engine does. Returns the time of drafting."""
-        if self.speculation is None or self._drafts is None:
+        if self.speculation is None or self._drafter is None:
             return 0.0
+        before_s = self._drafter.spent_s
         self.speculation.extend(plan, self.scheduler)
-        return self._drafts.draft_s if any(row.drafts for row in plan.rows) else 0.0
+        return self._drafter.spent_s - before_s
 
     def _collect(self, flight: _Flight) -> None:
         last_end = self.scheduler.counters.last_step_end

@@ -21,8 +21,8 @@ ANY_TOKEN = 1 << 62  # made-up tokens are seeds
 
 @dataclass(frozen=True, slots=True)
 class DraftFigures:
-    """rates: share of rows in which the first guess is right, the first two, …; draft_s: time of drafting, of
-    each step with guesses"""
+    """rates: share of rows in which the first guess is right, the first two, …; draft_s: time of drafting for
+    one step"""
 
     rates: tuple[float, ...]
     draft_s: float = 0.0
@@ -34,26 +34,42 @@ class DraftFigures:
         if self.draft_s < 0:
             raise BadInput(f"the time of drafting must not be negative, got {self.draft_s:g} s")
 
-    def speculation(self, seed: int, clock: Callable[[], float]) -> Speculation:
-        return Speculation(LikelyDrafter(self.rates, seed), ANY_TOKEN, clock=clock)
-
 
 class LikelyDrafter:
     name = "simulated"
     waits = True
 
-    def __init__(self, rates: tuple[float, ...], seed: int) -> None:
-        self._rates = rates
+    def __init__(self, figures: DraftFigures, seed: int) -> None:
+        self._rates = figures.rates
+        self._draft_s = figures.draft_s
         self._rng = random.Random(seed)
+        self.longest = len(figures.rates)
+        self.spent_s = 0.0  # drafting
+
+    def speculation(self, clock: Callable[[], float]) -> Speculation:
+        speculation = Speculation(self, ANY_TOKEN, clock=lambda: clock() + self.spent_s)
+        if speculation.asking is not None:  # an engine has measured it when it is ready
+            speculation.asking.times.note_draft(1, 0, 1, self._draft_s)
+        return speculation
 
     def propose(self, seqs: list[Sequence], most: int) -> list[Draft | None]:
-        return [self._draft(seq, min(most, len(self._rates))) for seq in seqs]
+        self.spent_s += self._draft_s
+        return [self._draft(seq, min(most, self.longest)) for seq in seqs]
 
-    def observe(self, plan: StepPlan) -> None:
+    def observe(self, plan: StepPlan, reads: bool) -> None:
         pass
 
     def forget(self, seq: Sequence) -> None:
         pass
+
+    def passes(self, length: int) -> int:
+        return 1
+
+    def behind(self, seq: Sequence) -> int | None:
+        return 0
+
+    def catch_up(self, seqs: list[Sequence], tokens: int) -> int:
+        return 0
 
     def _draft(self, seq: Sequence, count: int) -> Draft:
         draw = self._rng.random()

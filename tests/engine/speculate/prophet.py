@@ -37,7 +37,7 @@ class Prophet:
         answer += [rng.randrange(self._vocab) for _ in range(MOST_DRAFTS - len(answer))]
         return Draft([self._wrong_token(seq) if rng.random() < self._wrong else token for token in answer])
 
-    def observe(self, plan: StepPlan) -> None:
+    def observe(self, plan: StepPlan, reads: bool) -> None:
         pass
 
     def forget(self, seq: Sequence) -> None:

@@ -101,7 +101,7 @@ class Broken:
             raise ZeroDivisionError("a bug")
         return [Draft([seq.tokens[-37]] if len(seq.tokens) > 37 else [], 20)]
 
-    def observe(self, plan: StepPlan) -> None:
+    def observe(self, plan: StepPlan, reads: bool) -> None:
         pass
 
     def forget(self, seq: Sequence) -> None:

@@ -18,7 +18,7 @@ pytest.importorskip("triton", reason="triton is not installed; no test of the GP
 import tests.triton_interpreter  # noqa: F401
 from ridgeline.engine.schedule.request import Request, Sequence
 from ridgeline.engine.schedule.step import StepPlan
-from ridgeline.engine.speculate.drafter import Draft
+from ridgeline.engine.speculate.drafter import MOST_DRAFTS, Draft
 from ridgeline.engine.speculate.speculation import Speculation
 from ridgeline.ops.cuda.dependent_launch import INTERPRETED
 from ridgeline.ops.cuda.linear import gemv
@@ -50,6 +50,7 @@ class Oracle:
 
     name = "oracle"
     waits = True
+    longest = MOST_DRAFTS
 
     def __init__(self, answers: Answers, wrong: float) -> None:
         self._answers, self._wrong, self._rng = answers, wrong, random.Random(2)
@@ -58,11 +59,20 @@ class Oracle:
     def propose(self, seqs: list[Sequence], most: int) -> list[Draft | None]:
         return [self._draft(seq, most) for seq in seqs]
 
-    def observe(self, plan: StepPlan) -> None:
+    def observe(self, plan: StepPlan, reads: bool) -> None:
         pass
 
     def forget(self, seq: Sequence) -> None:
         pass
+
+    def passes(self, length: int) -> int:
+        return length
+
+    def behind(self, seq: Sequence) -> int | None:
+        return 0
+
+    def catch_up(self, seqs: list[Sequence], tokens: int) -> int:
+        return 0
 
     def _draft(self, seq: Sequence, most: int) -> Draft:
         rng, said = self._rng, self._answers[seq.request.request_id, seq.index].tokens[seq.num_output :]

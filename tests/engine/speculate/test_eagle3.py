@@ -3,11 +3,15 @@ guesses change no answer."""
 
 from __future__ import annotations
 
+from contextlib import nullcontext
+
 import torch
 
+from ridgeline.engine.run.drafters import chain_drafter
 from ridgeline.engine.run.drafters.chain_drafter import ChainDrafter
 from ridgeline.engine.schedule.intake import make_sequences
 from ridgeline.engine.schedule.request import Request, SamplingParams, Sequence
+from ridgeline.engine.schedule.step import StepPlan, StepRow
 from ridgeline.engine.speculate.drafter import Draft
 from ridgeline.engine.speculate.speculation import Speculation
 from ridgeline.lab.train_drafter.unroll import unrolled
@@ -38,19 +42,19 @@ def drafter(runner, length: int = 4) -> Watched:
     return watched
 
 
-def chain(head, tokens: list[int]) -> list[int]:
-    """What training's form of the head guesses behind these tokens."""
-    decoder = Decoder(SPEC, WEIGHTS, select_backend("torch"), 128)
+def chain(head, tokens: list[int], begin: int = 0) -> list[int]:
+    """What training's form of the head guesses behind these tokens, if it has read those from `begin` on."""
+    decoder = Decoder(SPEC, WEIGHTS, select_backend("torch"), 512)
     decoder.taps = head.config.taps
-    known, guesses = list(tokens), []
-    row = InputRow(known, 0, [0, 1, 2, 3], 0)
-    decoder.forward(StepInputs.from_rows([row], 16), allocate_kv(SPEC, 4, 16, torch.float32))
-    taps = decoder.tapped[None]
+    guesses: list[int] = []
+    row = InputRow(list(tokens), 0, list(range(32)), 0)
+    decoder.forward(StepInputs.from_rows([row], 16), allocate_kv(SPEC, 32, 16, torch.float32))
+    taps = decoder.tapped[None, begin:]
     for number in range(head.config.length):
-        ids = torch.tensor([[*tokens, *guesses, 0]])  # a token behind, as training has one to guess
+        ids = torch.tensor([[*tokens[begin:], *guesses, 0]])  # a token behind, as training has one to guess
         padded = torch.cat([taps, torch.zeros(1, len(guesses) + 1, taps.shape[2])], 1)
         found = unrolled(head, WEIGHTS.embed.tensor, padded, ids, number + 1, 1.0)
-        place = len(tokens) - 2
+        place = len(tokens) - 2 - begin
         guesses.append(int(head.draft_ids[found[number].logits[0, place].argmax()]))
     return guesses
 
@@ -75,20 +79,43 @@ def test_it_keeps_nothing_of_what_has_ended():
     assert len(watched) <= 1  # of the last one alone: no further plan has retired it
 
 
-def test_it_begins_behind_a_prefix_that_came_from_the_cache():
-    """And a sequence whose positions are full has no guesses."""
-    runner = torch_runner(SPEC, WEIGHTS, SIZES)
+class Reported:
+    """A runner that reports these hidden states."""
+
+    def __init__(self) -> None:
+        self.states: list[torch.Tensor] = []
+
+    def tap(self, layers: tuple[int, ...]) -> None:
+        pass
+
+    def tapped(self) -> list[torch.Tensor]:
+        return self.states
+
+    def on_stream(self) -> nullcontext[None]:
+        return nullcontext()
+
+
+def test_it_begins_behind_a_prefix_that_came_from_the_cache(monkeypatch):
+    """And with its own last positions when the head's cache is full."""
+    monkeypatch.setattr(chain_drafter, "MOST_POSITIONS", 20)
+    runner = Reported()
     fed = ChainDrafter(random_head(), WEIGHTS.embed.tensor, 1.0, runner, 2)
-    request = Request("r", list(range(3, 30)), SamplingParams(max_tokens=9))
+    request = Request("r", list(range(3, 30)), SamplingParams(max_tokens=99))
     (seq,) = make_sequences(request, Sizes().limits(), 0, lambda: 1)
     seq.tokens.append(40)
     width = len(fed.head.config.taps) * SPEC.hidden_size
-    fed._note(seq, 16, torch.randn(11, width))
-    (draft,) = fed.propose([seq], 9)
-    assert draft is not None
-    assert len(draft.tokens) == fed.head.config.length
-    fed._cap = 20
-    fed._note(seq, 27, torch.randn(9, width))
-    seq.tokens += [41] * 9
-    fed._note(seq, 27, torch.randn(9, width))
-    assert fed.propose([seq], 4) == [None]
+
+    def step(start: int, count: int, reads: bool) -> None:
+        runner.states = [torch.randn(count, width)]
+        fed.observe(StepPlan(0, 0, [StepRow(seq, start, count, (seq,))]), reads)
+        (draft,) = fed.propose([seq], 9)
+        assert len(draft.tokens) == fed.head.config.length
+        assert fed._states[seq].read == len(seq.tokens) - 1
+
+    step(16, 11, True)
+    assert fed._states[seq].base == 16
+    for start in range(27, 60, 3):
+        seq.tokens += [41] * 3
+        step(start, 3, start % 2 > 0)
+        assert fed._states[seq].length <= 20
+    assert fed._states[seq].base > 40

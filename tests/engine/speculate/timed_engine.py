@@ -4,14 +4,13 @@ chooses draft lengths. No clock of this machine is read."""
 from __future__ import annotations
 
 import random
-import time
 from collections.abc import Callable
 
 from ridgeline.engine.run.core import EngineCore
 from ridgeline.engine.schedule.request import Request, SamplingParams, Sequence
 from ridgeline.engine.schedule.scheduler import Scheduler
 from ridgeline.engine.schedule.step import RowResult, Sampled, StepPlan, StepResult, StepRow
-from ridgeline.engine.speculate.drafter import Drafter
+from ridgeline.engine.speculate.drafter import ALONG, Draft, Drafter
 from ridgeline.engine.speculate.speculation import Speculation
 from tests.engine.simulated_engine import limits
 
@@ -50,6 +49,74 @@ class TimedRunner:
         return RowResult(samples)
 
 
+class TimedDrafter:
+    """A drafter that computes. A pass takes `pass_s`, a token that it reads `token_s`.
+
+    right: whether the guess of the token at a position is; each_pass: a guess; else all guesses take one
+    """
+
+    name = "timed"
+    waits = True
+    longest = 7
+
+    def __init__(
+        self,
+        text: Text,
+        pass_s: float,
+        right: Callable[[int], bool] = lambda position: True,
+        *,
+        each_pass: bool = True,
+        token_s: float = 0.0,
+    ) -> None:
+        self.runner: TimedRunner
+        self.asked: list[tuple[float, int]] = []  # when, and for how many guesses
+        self.asked_s = self.reading_s = 0.0
+        self.reads: list[int] = []  # tokens, of each time it read
+        self._text, self._right = text, right
+        self._pass_s, self._token_s = pass_s, token_s
+        self._each_pass = each_pass
+        self._known: dict[Sequence, int] = {}
+
+    def propose(self, seqs: list[Sequence], most: int) -> list[Draft | None]:
+        assert not any(map(self.behind, seqs))
+        spent_s = self._pass_s * self.passes(min(most, self.longest))
+        self.asked.append((self.runner.now, most))
+        self.asked_s += spent_s
+        self.runner.now += spent_s
+        for seq in seqs:
+            self._known[seq] = len(seq.tokens)
+        return [self._draft(seq, min(most, self.longest)) for seq in seqs]
+
+    def passes(self, length: int) -> int:
+        return length if self._each_pass else 1
+
+    def behind(self, seq: Sequence) -> int:
+        missing = len(seq.tokens) - self._known.get(seq, 0) if self._token_s else 0
+        return missing if missing > ALONG else 0
+
+    def catch_up(self, seqs: list[Sequence], tokens: int) -> int:
+        room = tokens
+        for seq in seqs:
+            read = min(room, max(0, self.behind(seq) - 1))
+            self._known[seq] = self._known.get(seq, 0) + read
+            room -= read
+        if room < tokens:
+            self.reads.append(tokens - room)
+            self.reading_s += self._token_s * (tokens - room)
+            self.runner.now += self._token_s * (tokens - room)
+        return tokens - room
+
+    def observe(self, plan: StepPlan, reads: bool = False) -> None:
+        pass
+
+    def forget(self, seq: Sequence) -> None:
+        self._known.pop(seq, None)
+
+    def _draft(self, seq: Sequence, most: int) -> Draft:
+        places = range(len(seq.tokens), len(seq.tokens) + most)
+        return Draft([self._text(seq, place) if self._right(place) else VOCAB - 1 for place in places])
+
+
 def generate(
     text: Text,
     cost: Cost,
@@ -59,10 +126,12 @@ def generate(
     tokens: int = 600,
     prompt: int = 40,
     noise: float = 0.0,
-    clock: Callable[[], float] = time.perf_counter,
+    known_s: float | None = None,
 ) -> tuple[float, EngineCore]:
-    """The seconds that all streams took, and the engine. clock: of drafting"""
+    """The seconds that all streams took, and the engine. known_s: of a pass, as measured at the start"""
     runner = TimedRunner(text, cost, noise)
+    if isinstance(drafter, TimedDrafter):
+        drafter.runner = runner
     figures = limits(
         step_tokens=4096,
         prefill_chunk=4096,
@@ -71,7 +140,9 @@ def generate(
         num_blocks=90_000,
         max_context=65_536,
     )
-    speculation = None if drafter is None else Speculation(drafter, VOCAB, clock=clock)
+    speculation = None if drafter is None else Speculation(drafter, VOCAB, clock=lambda: runner.now)
+    if known_s is not None:
+        speculation.asking.times.note_draft(1, 0, 1, known_s)
     core = EngineCore(Scheduler(figures), runner, clock=lambda: runner.now, speculation=speculation)
     params = SamplingParams(max_tokens=tokens, ignore_eos=True, temperature=0.0)
     for number in range(streams):

@@ -14,7 +14,7 @@ from torch import Tensor
 from ridgeline.engine.run.runner import TapsHidden
 from ridgeline.engine.schedule.request import SeqState, Sequence
 from ridgeline.engine.schedule.step import StepPlan
-from ridgeline.engine.speculate.drafter import Draft
+from ridgeline.engine.speculate.drafter import ALONG, Draft
 from ridgeline.models.drafters.medusa import MedusaHeads
 
 
@@ -35,13 +35,14 @@ class MedusaDrafter:
         self._runner = runner
         self._dtype = heads.output(0).weight.dtype
         self._hidden: dict[Sequence, Hidden] = {}
+        self.longest = heads.config.length
         runner.tap((num_layers,))
 
     def __len__(self) -> int:
         return len(self._hidden)
 
     @torch.inference_mode()
-    def observe(self, plan: StepPlan) -> None:
+    def observe(self, plan: StepPlan, reads: bool) -> None:
         tapped = self._runner.tapped()
         if len(tapped) != len(plan.rows):  # rows were computed one by one
             for row in plan.rows:
@@ -53,7 +54,9 @@ class MedusaDrafter:
                 if seq.state is SeqState.FINISHED or not row.start <= place < row.start + len(taps):
                     self.forget(seq)
                 else:
-                    self._hidden[seq] = Hidden(place, taps[place - row.start])
+                    state = taps[place - row.start]
+                    # Of a long prompt the other states are not kept alive.
+                    self._hidden[seq] = Hidden(place, state.clone() if len(taps) > ALONG else state)
 
     @torch.inference_mode()
     def propose(self, seqs: list[Sequence], most: int) -> list[Draft | None]:
@@ -68,6 +71,15 @@ class MedusaDrafter:
 
     def forget(self, seq: Sequence) -> None:
         self._hidden.pop(seq, None)
+
+    def passes(self, length: int) -> int:
+        return 1
+
+    def behind(self, seq: Sequence) -> int | None:
+        return 0 if self._is_ready(seq) else None
+
+    def catch_up(self, seqs: list[Sequence], tokens: int) -> int:
+        return 0
 
     def _is_ready(self, seq: Sequence) -> bool:
         hidden = self._hidden.get(seq)
