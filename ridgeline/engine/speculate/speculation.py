@@ -68,7 +68,7 @@ class Speculation:
         if drafter.waits:
             computing = cast(ComputingDrafter, drafter)
             self.asking = Asking(computing, self.acceptance, self.lengths, clock)
-        self._vocab_size = vocab_size
+        self.vocab_size = vocab_size
         self._clock = clock
         self._planned: dict[int, PlannedDrafts] = {}  # by step, until it lands
         self._off = dict.fromkeys(REASONS, 0)
@@ -266,7 +266,7 @@ class Speculation:
 
     def _drop_unknown(self, draft: Draft) -> None:
         """Cut it before the first id that the model does not have."""
-        tokens, limit = draft.tokens, self._vocab_size
+        tokens, limit = draft.tokens, self.vocab_size
         del tokens[MOST_DRAFTS:]
         if tokens and (min(tokens) < 0 or max(tokens) >= limit):
             del tokens[next(place for place, token in enumerate(tokens) if not 0 <= token < limit) :]

@@ -125,7 +125,7 @@ def build_engine(
         with budget.stage("kernels"):
             loaded.before_first_step()
     with budget.stage("warm-up"):
-        _warm_up(core, plan)
+        _warm_up(core)
     if loaded.after_warm_up is not None:
         with budget.stage("graphs"):
             loaded.after_warm_up()
@@ -264,23 +264,33 @@ def _model_drafter(
     )
 
 
-def _warm_up(core: EngineCore, plan: MemoryPlan) -> None:
-    """One short request through the whole path: touches pages, starts thread pools, selects kernels.
+def _warm_up(core: EngineCore) -> None:
+    """A short request through the whole path: touches pages, starts thread pools, selects kernels. Then one for
+    a drafter that computes.
 
-    A backend that cannot answer it does not start. It uses a separate scheduler, so that the real one's
+    A backend that cannot answer them does not start. They use a separate scheduler, so that the real one's
     counters start at zero.
     """
     from ridgeline.engine.run.core import EngineCore
     from ridgeline.engine.schedule.scheduler import Scheduler
+    from ridgeline.engine.speculate.rehearsal import OUTPUT, PROMPT, Rehearsal
 
-    warm = EngineCore(Scheduler(core.scheduler.limits), core.runner)
-    length = min(WARM_UP_TOKENS, plan.max_context - 1)
-    params = SamplingParams(max_tokens=2, temperature=0.0, ignore_eos=True)
+    _answer(EngineCore(Scheduler(core.scheduler.limits), core.runner), WARM_UP_TOKENS, 2)
+    if core.speculation is not None and core.speculation.asking is not None:
+        rehearsal = Rehearsal(core.speculation)
+        warm = EngineCore(Scheduler(core.scheduler.limits), core.runner, speculation=rehearsal)
+        _answer(warm, PROMPT, OUTPUT)
+        rehearsal.end()
+    drop_sequences = getattr(core.runner, "drop_sequences", None)
+    if drop_sequences is not None:  # no plan of the real scheduler will retire these sequences
+        drop_sequences()
+
+
+def _answer(warm: EngineCore, prompt: int, output: int) -> None:
+    length = max(1, min(prompt, warm.scheduler.limits.context - output))
+    params = SamplingParams(max_tokens=output, temperature=0.0, ignore_eos=True)
     warm.add(Request("warm-up", [0] * length, params))
     while warm.has_work:
         for delta in warm.step():
             if delta.error is not None:
-                raise BackendUnavailable(f"the {core.runner.name} backend's first step failed: {delta.error}")
-    drop_sequences = getattr(core.runner, "drop_sequences", None)
-    if drop_sequences is not None:  # no plan of the real scheduler will retire this sequence
-        drop_sequences()
+                raise BackendUnavailable(f"the {warm.runner.name} backend's first step failed: {delta.error}")

@@ -7,10 +7,14 @@ from dataclasses import replace
 import torch
 
 from ridgeline.engine.run.drafters.model_drafter import ModelDrafter
+from ridgeline.engine.schedule.intake import make_sequences
+from ridgeline.engine.schedule.request import Request, SamplingParams, Sequence
+from ridgeline.engine.schedule.step import StepPlan, StepResult
+from ridgeline.engine.speculate import speculation as speculation_module
 from ridgeline.engine.speculate.speculation import Speculation
 from tests.engine.speculate.option_cases import assert_alike, served, work
 from tests.engine.speculate.small_heads import SIZES, SPEC, WEIGHTS
-from tests.gpu.engines import torch_runner, weights_of
+from tests.gpu.engines import Sizes, torch_runner, weights_of
 
 BOUND = 2e-4
 OTHER = weights_of(SPEC, torch.float32, seed=9)
@@ -49,3 +53,81 @@ def test_nor_with_chunks_preemption_and_few_blocks():
     speculation = Speculation(drafter, SPEC.vocab_size, 3)
     assert_alike(served(runner, few, requests, speculation), expected, BOUND)
     assert len(drafter._free) + sum(len(each.seq.block_table) for each in drafter._shadows.values()) == 5
+
+
+ROOMY = Sizes(step_tokens=400, max_running=4, num_blocks=90, max_context=400)
+
+
+class Counted:
+    """Notes the rows of each step: its tokens, and whether it samples."""
+
+    name = "torch"
+
+    def __init__(self, runner) -> None:
+        self._runner = runner
+        self.steps: list[list[tuple[int, bool]]] = []
+
+    def execute(self, plan: StepPlan) -> StepResult:
+        self.steps.append([(row.count, bool(row.samplers)) for row in plan.rows])
+        return self._runner.execute(plan)
+
+
+def counted() -> tuple[ModelDrafter, Counted]:
+    runner = Counted(torch_runner(SPEC, WEIGHTS, ROOMY))
+    return ModelDrafter(runner, 90, 16, ROOMY.step_tokens, ROOMY.max_context), runner
+
+
+def test_a_long_prompt_is_read_in_parts_while_another_sequence_is_guessed_for(monkeypatch):
+    monkeypatch.setattr(speculation_module, "MOST_READING", 40)
+    params = SamplingParams(max_tokens=30, temperature=0.8, seed=3, ignore_eos=True)
+    prompts = {"short": 5, "long": 290}
+    requests = [Request(name, [(7 * n) % 90 + 3 for n in range(k)], params) for name, k in prompts.items()]
+    runner = torch_runner(SPEC, WEIGHTS, ROOMY)
+    expected = served(runner, ROOMY, requests)
+    drafter, steps = counted()
+    asked: list[list[str]] = []
+    propose = drafter.propose
+
+    def proposed(seqs: list[Sequence], most: int):
+        asked.append([seq.request.request_id for seq in seqs])
+        return propose(seqs, most)
+
+    drafter.propose = proposed
+    speculation = Speculation(drafter, SPEC.vocab_size, 2)
+    assert_alike(served(runner, ROOMY, requests, speculation), expected, BOUND)
+    assert max(sum(count for count, _ in step) for step in steps.steps) <= 40
+    assert asked[:5] == [["short"]] * 5
+    assert ["short", "long"] in asked
+    assert speculation.stats().off["catch_up"] >= 5
+    assert speculation.stats().accepted > 10
+
+
+def test_a_draft_takes_as_many_passes_as_it_has_guesses():
+    drafter, steps = counted()
+    request = Request("r", [5, 6, 7, 8, 9], SamplingParams(max_tokens=50, temperature=0.0, ignore_eos=True))
+    (seq,) = make_sequences(request, ROOMY.limits(), 0, lambda: 1)
+    seq.tokens.append(11)
+    assert drafter.behind(seq) == 0
+    for length in (1, 3, 9):
+        steps.steps.clear()
+        (draft,) = drafter.propose([seq], length)
+        assert len(steps.steps) == len(draft.tokens) == drafter.passes(min(length, drafter.longest))
+        seq.tokens += draft.tokens[:2]  # those were right, and what followed was not
+        seq.tokens.append((draft.tokens[-1] + 1) % SPEC.vocab_size)
+        steps.steps.clear()
+    drafter.propose([seq], 1)
+    assert steps.steps == [[(1, True)]]  # only what it had not computed
+
+
+def test_a_text_that_grows_is_followed_without_reading_it_anew():
+    drafter, _ = counted()
+    request = Request("r", list(range(3, 90)) * 3, SamplingParams(max_tokens=99, ignore_eos=True))
+    (seq,) = make_sequences(request, ROOMY.limits(), 0, lambda: 1)
+    assert drafter.behind(seq) == 261
+    assert drafter.catch_up([seq], 100) == 100
+    assert drafter.behind(seq) == 161
+    assert drafter.catch_up([seq], 400) == 160
+    assert drafter.behind(seq) == 0  # `propose` computes the last one
+    assert drafter.catch_up([seq], 400) == 0
+    seq.tokens += [4] * 139
+    assert drafter.behind(seq) is None  # its context has no room for a draft

@@ -200,6 +200,9 @@ def test_a_draft_model_on_the_native_backend(checkpoint, weights_are_not_kept):
     plain = LLM(str(checkpoint), kv_tokens=8192, speculate="off", **settings)
     quick = LLM(str(checkpoint), kv_tokens=8192, speculate=str(checkpoint), **settings)
     assert any("draft model" in note for note in quick.engine.notes)
+    rehearsed = quick.engine.core.speculation
+    assert rehearsed.asking.times.pass_s(1, 40) > 0  # measured at the start, and nothing is left of it
+    assert (len(rehearsed.drafter), rehearsed.stats().steps) == (0, 0)
     quick.engine.core.speculation = Moody(quick.engine.core.speculation.drafter, plain.engine.spec.vocab_size)
     expected = plain.generate(*work(plain))
     check_equal(quick, quick.generate(*work(plain)), expected)

@@ -136,6 +136,8 @@ def test_a_checkpoint_with_the_module_is_served_with_it(checkpoint, weights_are_
     plain = LLM(str(checkpoint), speculate="off", **settings)
     quick = LLM(str(checkpoint), speculate="mtp", **settings)
     assert any("the model's own MTP module" in note for note in quick.engine.notes)
+    assert quick.engine.core.speculation.asking.times.pass_s(1, 40) > 0  # measured at the start
+    assert len(quick.engine.core.speculation.drafter) == 0
     params = SamplingParams(max_tokens=24, temperature=0.7, seed=2, ignore_eos=True)
     prompts = [plain.tokenizer.encode(f"prompt {number}") for number in range(3)]
     quick.engine.core.speculation.fixed_length = 2

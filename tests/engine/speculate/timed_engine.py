@@ -4,7 +4,7 @@ chooses draft lengths. No clock of this machine is read."""
 from __future__ import annotations
 
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 from ridgeline.engine.run.core import EngineCore
 from ridgeline.engine.schedule.request import Request, SamplingParams, Sequence
@@ -127,8 +127,10 @@ def generate(
     prompt: int = 40,
     noise: float = 0.0,
     known_s: float | None = None,
+    prompts: Iterator[int] | None = None,
 ) -> tuple[float, EngineCore]:
-    """The seconds that all streams took, and the engine. known_s: of a pass, as measured at the start"""
+    """The seconds that all streams took, and the engine. known_s: of a pass, as measured at the start;
+    prompts: their lengths"""
     runner = TimedRunner(text, cost, noise)
     if isinstance(drafter, TimedDrafter):
         drafter.runner = runner
@@ -146,7 +148,8 @@ def generate(
     core = EngineCore(Scheduler(figures), runner, clock=lambda: runner.now, speculation=speculation)
     params = SamplingParams(max_tokens=tokens, ignore_eos=True, temperature=0.0)
     for number in range(streams):
-        core.add(Request(f"r{number}", [(7 * number + i) % VOCAB for i in range(prompt)], params))
+        length = prompt if prompts is None else next(prompts)
+        core.add(Request(f"r{number}", [(7 * number + i) % VOCAB for i in range(length)], params))
     while core.has_work:
         core.step()
     return runner.now, core
