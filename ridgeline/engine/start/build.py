@@ -265,8 +265,8 @@ def _model_drafter(
 
 
 def _warm_up(core: EngineCore) -> None:
-    """A short request through the whole path: touches pages, starts thread pools, selects kernels. Then one for
-    a drafter that computes.
+    """A short request through the whole path: touches pages, starts thread pools, selects kernels. Then one
+    for a drafter that computes.
 
     A backend that cannot answer them does not start. They use a separate scheduler, so that the real one's
     counters start at zero.
