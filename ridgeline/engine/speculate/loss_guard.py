@@ -1,5 +1,7 @@
 """LossGuard: pauses speculation that costs more than it saves, whatever was expected of it.
 
+For drafters that read text; `LossBudget` is for those that compute.
+
 It compares the time of steps with drafts with the predicted time of the plain steps that they replaced. Each
 pause in a row is twice as long as the one before, so that the loss becomes a smaller and smaller share.
 """

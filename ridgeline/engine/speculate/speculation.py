@@ -233,6 +233,8 @@ class Speculation:
     def _read(self, asking: Asking, plan: StepPlan, planned: PlannedDrafts, scheduler: Scheduler) -> None:
         """Let a drafter that computes read tokens that it lacks; also of rows that are launched ahead."""
         seqs = [row.seq for row in plan.rows if row.samplers]
+        if not all(seq.background for seq in seqs):  # interactive rows would wait for the others
+            seqs = [seq for seq in seqs if not seq.background]
         if self.fixed_length is None:
             lengths = scheduler.output_lengths
 

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from ridgeline.engine.run.core import EngineCore
+from ridgeline.engine.schedule.request import BACKGROUND_PRIORITY
 from ridgeline.engine.speculate.asking import MOST_READING
 from ridgeline.engine.speculate.drafting_times import READING_SHARE, READING_SIZES
 from ridgeline.engine.speculate.loss_budget import MOST_SAVED, SHARE, LossBudget
@@ -183,6 +184,22 @@ def test_others_are_guessed_for_while_it_reads():
     assert len(set(alone)) > 5  # parts of the long prompt were read between asks for the short one
     assert any(seqs == 2 for _, seqs in asked)
     assert core.stats().speculation.accepted > 300
+
+
+def test_interactive_sequences_do_not_wait_for_the_reading_of_background_ones():
+    reading = drafter(0.1, 10, token_s=0.002 * plain_s())
+    classes: list[set[bool]] = []
+    catch_up = reading.catch_up
+
+    def caught_up(seqs, tokens):
+        classes.append({seq.background for seq in seqs})
+        return catch_up(seqs, tokens)
+
+    reading.catch_up = caught_up
+    priorities = iter((0, BACKGROUND_PRIORITY))
+    generate(random_text, small_model, reading, streams=2, tokens=900, prompt=300, priorities=priorities)
+    assert {False} in classes
+    assert {False, True} not in classes
 
 
 @pytest.mark.parametrize("prompt", [200, 4000, 30_000])

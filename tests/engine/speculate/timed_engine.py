@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 
 from ridgeline.engine.run.core import EngineCore
 from ridgeline.engine.schedule.request import Request, SamplingParams, Sequence
@@ -128,6 +129,7 @@ def generate(
     noise: float = 0.0,
     known_s: float | None = None,
     prompts: Iterator[int] | None = None,
+    priorities: Iterator[int] | None = None,
 ) -> tuple[float, EngineCore]:
     """The seconds that all streams took, and the engine. known_s: of a pass, as measured at the start;
     prompts: their lengths"""
@@ -149,7 +151,8 @@ def generate(
     params = SamplingParams(max_tokens=tokens, ignore_eos=True, temperature=0.0)
     for number in range(streams):
         length = prompt if prompts is None else next(prompts)
-        core.add(Request(f"r{number}", [(7 * number + i) % VOCAB for i in range(length)], params))
+        request = Request(f"r{number}", [(7 * number + i) % VOCAB for i in range(length)], params)
+        core.add(request if priorities is None else replace(request, priority=next(priorities)))
     while core.has_work:
         core.step()
     return runner.now, core
