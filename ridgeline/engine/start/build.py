@@ -9,7 +9,8 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -23,12 +24,12 @@ from ridgeline.engine.limits.calibration import (
     this_machine,
 )
 from ridgeline.engine.schedule.request import Request, SamplingParams
-from ridgeline.engine.speculate.drafter import Drafter
 from ridgeline.engine.start.backend_choice import BackendChoice, choose_backend
+from ridgeline.engine.start.drafter.build import DrafterBuild
+from ridgeline.engine.start.drafter.choice import choose_speculation
 from ridgeline.engine.start.loading import BackendBuild, Loaded, Progress, StepSizes, kv_notes
 from ridgeline.engine.start.memory import MemoryPlan, available_memory, plan_memory, resident_bytes
 from ridgeline.engine.start.memory_receipt import MemoryReceipt
-from ridgeline.engine.start.speculation_choice import DraftModel, choose_speculation, draft_config
 from ridgeline.machine import compute_threads
 from ridgeline.models.files.generation_config import NO_DEFAULTS, SamplingDefaults, sampling_defaults
 from ridgeline.models.files.registry import find_known
@@ -103,24 +104,23 @@ def build_engine(
         check_servable(spec)
         sampling = checked_sampling_defaults(config, path)
         choice = choose_backend(config, spec)
-        backend = _backend_build(choice, config, path, spec, budget)
+        backend = _backend_build(choice, budget, config, path, spec)
         sizes = step_sizes(config, choice, spec, backend.weights_bytes)
         drafting = choose_speculation(config, choice.name, spec, path)
+        drafter = DrafterBuild(drafting, config, spec, partial(_backend_build, choice, StartupBudget()))
     grammars = GrammarCompiler(path, spec.vocab_size, spec.eos_ids, untrusted=untrusted_grammars)
     with budget.stage("import"):
         backend.prepare()
+        drafter.prepare()
     with budget.stage("plan"):
-        plan = plan_memory(spec, config, backend.footprint(sizes), available_memory())
+        footprint = backend.footprint(sizes)
+        room = drafter.footprint(sizes, footprint)
+        plan = plan_memory(spec, config, footprint, available_memory(), room)
     with budget.stage("weights"):
         loaded = backend.load(plan, sizes, progress)
         core = _core(config, path, spec, plan, sizes, loaded, choice.name)
         core.grammars = grammars
-        core.speculation = drafting.build(
-            loaded.runner,
-            spec.vocab_size,
-            sizes.max_running,
-            lambda draft: _model_drafter(config, choice, draft, plan, sizes),
-        )
+        core.speculation = drafter.build(loaded, plan, sizes)
     if loaded.before_first_step is not None:
         with budget.stage("kernels"):
             loaded.before_first_step()
@@ -135,7 +135,9 @@ def build_engine(
     budget.bytes["weights"] = loaded.weights_bytes
     budget.bytes["kv"] = plan.kv_bytes
     if loaded.memory is None:
-        in_memory = loaded.weights_bytes - loaded.mapped_bytes
+        if plan.drafter_bytes:
+            budget.bytes |= {"drafter": drafter.weights_bytes, "drafter_kv": plan.drafter_kv_bytes}
+        in_memory = loaded.weights_bytes - loaded.mapped_bytes + drafter.resident_bytes
         budget.bytes["rest"] = max(resident_bytes() - in_memory, 0)
     else:
         budget.bytes |= {**loaded.memory().as_bytes(), "rest": resident_bytes()}
@@ -195,7 +197,7 @@ def _calibrated_choice(config: EngineConfig, spec: ModelSpec, weights_bytes: int
 
 
 def _backend_build(
-    choice: BackendChoice, config: EngineConfig, path: Path, spec: ModelSpec, budget: StartupBudget
+    choice: BackendChoice, budget: StartupBudget, config: EngineConfig, path: Path, spec: ModelSpec
 ) -> BackendBuild:
     threads = config.threads or compute_threads()
     if choice.name == "native":
@@ -241,27 +243,6 @@ def _core(
     scheduler = Scheduler(limits)
     scheduler.index.evicted = {}
     return EngineCore(scheduler, loaded.runner, config.step_ring, lookahead=lookahead)
-
-
-def _model_drafter(
-    config: EngineConfig, choice: BackendChoice, draft: DraftModel, target: MemoryPlan, sizes: StepSizes
-) -> Drafter:
-    """A draft model behind a runner of its own. Its cache holds as many tokens as the served model's."""
-    from ridgeline.engine.run.drafters.model_drafter import ModelDrafter
-
-    context = min(draft.spec.max_context, target.max_context)
-    own = replace(
-        draft_config(config, draft), max_context=context, kv_tokens=target.kv_tokens, kv_memory_gib=None
-    )
-    build = _backend_build(choice, own, draft.path, draft.spec, StartupBudget())
-    build.prepare()
-    plan = plan_memory(draft.spec, own, build.footprint(sizes), available_memory())
-    loaded = build.load(plan, sizes, None)
-    if loaded.before_first_step is not None:
-        loaded.before_first_step()
-    return ModelDrafter(
-        loaded.runner, plan.num_blocks, config.block_size, sizes.step_tokens, plan.max_context
-    )
 
 
 def _warm_up(core: EngineCore) -> None:

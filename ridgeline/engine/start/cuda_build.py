@@ -38,7 +38,7 @@ from ridgeline.engine.start.memory import (
     available_memory,
     planned_context,
 )
-from ridgeline.engine.start.memory_receipt import MemoryReceipt
+from ridgeline.engine.start.memory_receipt import MemoryReceipt, planned_parts
 from ridgeline.machine import cache_dir
 from ridgeline.models.decoders.cuda_workspace import workspace
 from ridgeline.models.errors import ModelError
@@ -200,6 +200,7 @@ class CudaBuild:
                 most_kv_tokens=sizes.max_running * context,
                 lower=what_to_lower(self.weights_bytes, buffers),
             ),
+            element_bytes=DTYPE_BYTES[self._dtype],
         )
 
     def load(self, plan: MemoryPlan, sizes: StepSizes, progress: Progress | None) -> Loaded:
@@ -234,6 +235,7 @@ class CudaBuild:
             before_first_step=kernels.join,
             after_warm_up=lambda: runner.capture_first(GRAPHS_S),
             memory=self._receipt(plan, runner.kv_bytes),
+            count_drafter=self._device.count_drafter,
         )
 
     def limits(self) -> MeasuredLimits:
@@ -362,13 +364,7 @@ class CudaBuild:
 
     def _receipt(self, plan: MemoryPlan, kv_bytes: int) -> Callable[[], MemoryReceipt]:
         """kv_bytes: the allocated size of the cache."""
-        planned = {
-            "weights": plan.weights_bytes,
-            "kv": plan.kv_bytes,
-            "activations": plan.activation_bytes,
-            "graphs": self._graph_bytes,
-            "libraries": plan.reserve_bytes - self._graph_bytes,
-        }
+        planned = planned_parts(plan, self._graph_bytes)
         return lambda: self._device.receipt(planned, kv_bytes)
 
 

@@ -83,6 +83,8 @@ class Loaded:
     before_first_step: Callable[[], None] | None = None  # waits for the work that ran during loading
     after_warm_up: Callable[[], None] | None = None  # prepares what the first requests need
     memory: Callable[[], MemoryReceipt] | None = None  # of a device, when called
+    # For `memory`: the drafter is built, and this returns its KV cache's bytes.
+    count_drafter: Callable[[Callable[[], int]], None] | None = None
 
 
 class BackendBuild(Protocol):

@@ -9,14 +9,19 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from ridgeline.engine.start.memory import MemoryPlan
+
 GIB = 1 << 30
 PARTS = {
     "weights": "weights",
     "kv": "KV cache",
     "activations": "activations",
+    "drafter": "drafter",  # weights and activations
+    "drafter_kv": "its KV cache",
     "graphs": "graphs",
     "libraries": "libraries",
 }
+OF_A_DRAFTER = ("drafter", "drafter_kv")  # not shown where there is none
 PLANNED = "planned_"
 
 
@@ -34,6 +39,7 @@ class MemoryReceipt:
         parts = [
             f"{name} {self.observed[part] / GIB:.2f} (planned {self.planned[part] / GIB:.2f})"
             for part, name in PARTS.items()
+            if part not in OF_A_DRAFTER or self.planned[part]
         ]
         return [
             " · ".join(parts) + " GiB",
@@ -51,6 +57,19 @@ class MemoryReceipt:
             "device_free": self.device_free_bytes,
             "device_total": self.device_total_bytes,
         }
+
+
+def planned_parts(plan: MemoryPlan, graph_bytes: int) -> dict[str, int]:
+    """graph_bytes: of the served model; a draft model's are in its reserve"""
+    return {
+        "weights": plan.weights_bytes,
+        "kv": plan.kv_bytes,
+        "activations": plan.activation_bytes,
+        "drafter": plan.drafter_bytes,
+        "drafter_kv": plan.drafter_kv_bytes,
+        "graphs": graph_bytes + plan.drafter_reserve_bytes,
+        "libraries": plan.reserve_bytes - graph_bytes,
+    }
 
 
 def receipt_of(sizes: Mapping[str, int]) -> MemoryReceipt | None:

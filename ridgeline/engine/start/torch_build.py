@@ -39,6 +39,7 @@ class TorchBuild:
             weights_bytes=self.weights_bytes,
             kv_bytes_per_token=CacheLayout.of(spec, DTYPE_BYTES[self._kv_dtype]).token_bytes,
             activation_bytes=4 * sizes.step_tokens * per_token,
+            element_bytes=DTYPE_BYTES[self._dtype],
         )
 
     def prepare(self) -> None:

@@ -77,9 +77,12 @@ def _memory_lines(sizes: dict[str, int], kv_tokens: int) -> list[str]:
         return [f"  memory   {parts}", f"           KV cache of {kv_tokens:,} tokens · {whole}"]
     if not kv_tokens:  # an encoder keeps nothing between requests
         return [f"  memory   weights {sizes['weights'] / GIB:.2f} · rest {sizes['rest'] / GIB:.2f} GiB"]
+    drafter = ""
+    if "drafter" in sizes:
+        drafter = f"drafter {sizes['drafter'] / GIB:.2f} · its KV cache {sizes['drafter_kv'] / GIB:.2f} · "
     return [
         f"  memory   weights {sizes['weights'] / GIB:.2f} · KV cache {sizes['kv'] / GIB:.2f} "
-        f"({kv_tokens:,} tokens) · rest {sizes['rest'] / GIB:.2f} GiB"
+        f"({kv_tokens:,} tokens) · {drafter}rest {sizes['rest'] / GIB:.2f} GiB"
     ]
 
 

@@ -13,8 +13,8 @@ from ridgeline.engine.errors import InvalidConfig
 from ridgeline.engine.schedule.request import Sequence
 from ridgeline.engine.schedule.step import StepPlan
 from ridgeline.engine.speculate.drafter import Draft
-from ridgeline.engine.start import speculation_choice
-from ridgeline.engine.start.speculation_choice import SpeculationChoice, choose_speculation
+from ridgeline.engine.start.drafter import choice as drafter_choice
+from ridgeline.engine.start.drafter.choice import SpeculationChoice, choose_speculation
 from ridgeline.models.drafters.eagle3 import Eagle3Head, write_head
 from ridgeline.models.drafters.eagle3_config import Eagle3Config
 from ridgeline.models.files.registry import ResolvedModel
@@ -81,13 +81,13 @@ def test_a_draft_model_must_be_there_and_have_the_same_vocabulary(tmp_path, monk
     with pytest.raises(InvalidConfig, match=r"--speculate \./none"):
         choice("./none", "native")
     model = ResolvedModel("other", tmp_path, "directory")
-    monkeypatch.setattr(speculation_choice, "resolve", lambda name: model)
-    monkeypatch.setattr(speculation_choice, "check_servable", lambda spec: None)
-    monkeypatch.setattr(speculation_choice, "read_spec", lambda path: family("llama", vocab_size=77))
+    monkeypatch.setattr(drafter_choice, "resolve", lambda name: model)
+    monkeypatch.setattr(drafter_choice, "check_servable", lambda spec: None)
+    monkeypatch.setattr(drafter_choice, "read_spec", lambda path: family("llama", vocab_size=77))
     with pytest.raises(InvalidConfig, match="its vocabulary has 77 tokens"):
         choice("./other", "native")
-    monkeypatch.setattr(speculation_choice, "read_spec", lambda path: SPEC)
-    monkeypatch.setattr(speculation_choice, "_check_tokenizers", lambda name, draft, path: None)
+    monkeypatch.setattr(drafter_choice, "read_spec", lambda path: SPEC)
+    monkeypatch.setattr(drafter_choice, "_check_tokenizers", lambda name, draft, path: None)
     assert choice("./other", "native").kind == "model"
 
 

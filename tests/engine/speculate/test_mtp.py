@@ -17,7 +17,7 @@ from ridgeline.engine.run.drafters.chain_drafter import ChainDrafter
 from ridgeline.engine.schedule.request import SamplingParams, Sequence
 from ridgeline.engine.speculate.drafter import Draft
 from ridgeline.engine.speculate.speculation import Speculation
-from ridgeline.engine.start.speculation_choice import choose_speculation
+from ridgeline.engine.start.drafter.choice import choose_speculation
 from ridgeline.models.decoders.reference import Decoder, allocate_kv
 from ridgeline.models.drafters.mtp import MtpModule
 from ridgeline.models.drafters.rotation import rotated, rotation
