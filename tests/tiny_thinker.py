@@ -26,7 +26,8 @@ TEMPLATE = """\
 {% endif %}{% endif %}"""
 
 
-def save_thinker(folder: Path) -> None:
+def save_thinker(folder: Path, padding: int = 0) -> None:
+    """padding: rows of the embedding behind the last token"""
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
     tokenizer = tokenizers.Tokenizer(models.BPE({letter: i for i, letter in enumerate(alphabet)}, []))
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
@@ -40,7 +41,7 @@ def save_thinker(folder: Path) -> None:
     size = tokenizer.get_vocab_size()
     end = tokenizer.token_to_id("<|im_end|>")
     config = LlamaConfig(
-        vocab_size=size,
+        vocab_size=size + padding,
         hidden_size=64,
         intermediate_size=96,
         num_hidden_layers=1,

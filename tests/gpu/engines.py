@@ -84,6 +84,7 @@ def family(name: str, **sizes: Any) -> ModelSpec:
         "max_context": 128,
         "num_layers": 2,
         "window": 9,
+        "eos_ids": (0,),
         **sizes,
     }
     num_layers, window = shape.pop("num_layers"), shape.pop("window")

@@ -22,23 +22,23 @@ WEIGHTS = weights_of(SPEC, torch.float32)
 SIZES = Sizes(step_tokens=40, max_running=16, num_blocks=48, max_context=64)
 
 
-def random_head(length: int = 4, vocabulary: int = 60) -> Eagle3Head:
+def random_head(length: int = 4, vocabulary: int = 60, spec: ModelSpec = SPEC) -> Eagle3Head:
     torch.manual_seed(3)
-    config = Eagle3Config.for_target(SPEC, vocabulary, length, "small")
+    config = Eagle3Config.for_target(spec, vocabulary, length, "small")
     ids = torch.arange(vocabulary) + torch.arange(vocabulary) // 2
     return Eagle3Head(config, ids).requires_grad_(False)
 
 
-def random_medusa(length: int = 4, layers: int = 1) -> MedusaHeads:
+def random_medusa(length: int = 4, layers: int = 1, spec: ModelSpec = SPEC) -> MedusaHeads:
     torch.manual_seed(4)
-    config = MedusaConfig(Path(), SPEC.hidden_size, SPEC.vocab_size, SPEC.vocab_size, length, layers)
+    config = MedusaConfig(Path(), spec.hidden_size, spec.vocab_size, spec.vocab_size, length, layers)
     return MedusaHeads(config).requires_grad_(False)
 
 
-def mimo(num_layers: int = 2) -> ModelSpec:
+def mimo(num_layers: int = 2, **sizes: int) -> ModelSpec:
     """A small model with a module that predicts further tokens."""
     extra = (ExtraWeights("MTP", 1, resident=False),)
-    return replace(family("qwen2", num_layers=num_layers), family="mimo", extra_parameters=extra)
+    return replace(family("qwen2", num_layers=num_layers, **sizes), family="mimo", extra_parameters=extra)
 
 
 def random_mtp(spec: ModelSpec, lm_head: torch.Tensor, length: int = 3) -> MtpModule:

@@ -194,19 +194,43 @@ def test_the_real_drafters_with_every_option(llm, plain, make):
         assert accepted(quick)[1] > 50
 
 
-def test_a_draft_model_on_the_native_backend(checkpoint, weights_are_not_kept):
-    """The model drafts for itself, in other weights: mostly right, and no answer changes."""
-    settings = {"backend": "native", "deterministic": True, "weights": "int8", "threads": 1}
-    plain = LLM(str(checkpoint), kv_tokens=8192, speculate="off", **settings)
-    quick = LLM(str(checkpoint), kv_tokens=8192, speculate=str(checkpoint), **settings)
-    assert any("draft model" in note for note in quick.engine.notes)
-    rehearsed = quick.engine.core.speculation
+@pytest.fixture(scope="module")
+def with_draft_model(checkpoint, weights_are_not_kept) -> LLM:
+    """The model drafts for itself, with a cache of its own."""
+    settings = {"deterministic": True, "weights": "int8", "threads": 1}
+    llm = LLM(str(checkpoint), backend="native", kv_tokens=8192, speculate=str(checkpoint), **settings)
+    rehearsed = llm.engine.core.speculation
     assert rehearsed.asking.times.pass_s(1, 40) > 0  # measured at the start, and nothing is left of it
     assert (len(rehearsed.drafter), rehearsed.stats().steps) == (0, 0)
-    quick.engine.core.speculation = Moody(quick.engine.core.speculation.drafter, plain.engine.spec.vocab_size)
-    expected = plain.generate(*work(plain))
-    check_equal(quick, quick.generate(*work(plain)), expected)
-    assert accepted(quick)[1] > 100
+    return llm
+
+
+@pytest.mark.parametrize(
+    "limits",
+    [
+        {},
+        {"prefill_chunk": 5, "step_tokens": 40},
+        {"prefill_chunk": 5, "step_tokens": 40, "num_blocks": 24, "max_running": 12},
+    ],
+    ids=["roomy", "chunked", "preempted"],
+)
+def test_a_draft_model_on_the_native_backend(with_draft_model, limits):
+    """In other weights than the model's: mostly right, and no answer changes. The second time, prompts are in
+    the cache."""
+    llm = with_draft_model
+    assert any("draft model" in note for note in llm.engine.notes)
+    expected = fresh(llm).generate(*work(llm))
+    quick = fresh(llm, **limits)
+    drafter = llm.engine.core.speculation.drafter
+    quick.engine.core.speculation = Moody(drafter, llm.engine.spec.vocab_size)
+    quick.engine.core.scheduler.output_lengths._cold_tokens = 1  # admits more than may fit
+    for _ in range(2):
+        check_equal(quick, quick.generate(*work(llm)), expected)
+    drafted, right = accepted(quick)
+    assert drafted > 100
+    assert right > 0.2 * drafted
+    counters = quick.engine.core.scheduler.counters
+    assert (counters.preemptions if "num_blocks" in limits else counters.prefix_hits) > 0
 
 
 def test_drafters_keep_nothing_of_what_has_ended(llm, plain):

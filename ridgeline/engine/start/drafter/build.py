@@ -8,7 +8,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from ridgeline.engine.config import EngineConfig
 from ridgeline.engine.speculate.drafter import Drafter
@@ -26,9 +25,6 @@ from ridgeline.engine.start.memory import (
 from ridgeline.models.drafters.kinds import HeadConfig
 from ridgeline.models.drafters.medusa_config import MedusaConfig
 from ridgeline.models.spec.model_spec import ModelSpec
-
-if TYPE_CHECKING:
-    from ridgeline.engine.run.drafters.model_drafter import ModelDrafter
 
 MakeBuild = Callable[[EngineConfig, Path, ModelSpec], BackendBuild]
 STEPS_OF_TAPS = 3  # hidden states of a step: where layers write them, and kept of two steps
@@ -84,8 +80,9 @@ class DrafterBuild:
             target.count_drafter(self._kv_bytes(speculation.drafter))
         return speculation
 
-    def _model_drafter(self, plan: MemoryPlan, sizes: StepSizes) -> ModelDrafter:
+    def _model_drafter(self, plan: MemoryPlan, sizes: StepSizes) -> Drafter:
         """A draft model behind a runner of its own."""
+        from ridgeline.engine.run.drafters.known_tokens import KnownTokens
         from ridgeline.engine.run.drafters.model_drafter import ModelDrafter
 
         assert self._model is not None
@@ -93,9 +90,11 @@ class DrafterBuild:
         loaded = self._loaded = self._model.build.load(own, sizes, None)
         if loaded.before_first_step is not None:
             loaded.before_first_step()
-        return ModelDrafter(
+        drafter = ModelDrafter(
             loaded.runner, own.num_blocks, self._config.block_size, sizes.step_tokens, own.max_context
         )
+        vocab_size = self._model.model.spec.vocab_size
+        return drafter if vocab_size >= self._spec.vocab_size else KnownTokens(drafter, vocab_size)
 
     def _kv_bytes(self, drafter: Drafter) -> Callable[[], int]:
         """Of its cache on a device: of a draft model as it was allocated, of a head as it grows."""

@@ -127,13 +127,8 @@ def _model(config: EngineConfig, name: str, spec: ModelSpec, path: Path) -> Spec
     draft = resolve(name).path
     draft_spec = read_spec(draft)
     check_servable(draft_spec)
-    if draft_spec.vocab_size != spec.vocab_size:
-        raise InvalidConfig(
-            f"--speculate {name}: its vocabulary has {draft_spec.vocab_size} tokens and that of "
-            f"{config.model} {spec.vocab_size}; a draft model must have the same tokenizer"
-        )
     if draft.resolve() != path.resolve():
-        _check_tokenizers(name, draft, path)
+        _check_tokenizers(name, config.model, (draft, draft_spec.vocab_size), (path, spec.vocab_size))
     size = f"{draft_spec.parameters / 1e6:.0f}M parameters"
     note = f"speculation by the draft model {name} ({size}), where it pays"
     return SpeculationChoice("model", (note,), model=DraftModel(draft, draft_spec))
@@ -142,12 +137,20 @@ def _model(config: EngineConfig, name: str, spec: ModelSpec, path: Path) -> Spec
 _SAMPLE = "The quick brown fox, 12345 + 67; def f(x):\n\treturn x  # naïve café — 你好 🙂"
 
 
-def _check_tokenizers(name: str, draft: Path, path: Path) -> None:
+def _check_tokenizers(name: str, model: str, draft: tuple[Path, int], target: tuple[Path, int]) -> None:
+    """draft, target: the folder, and the rows of the embedding, of which the last may be padding."""
     from ridgeline.models.text.tokenizer import Tokenizer
 
-    mine, theirs = Tokenizer.load(path), Tokenizer.load(draft)
+    mine, theirs = Tokenizer.load(target[0]), Tokenizer.load(draft[0])
+    is_padded = draft[1] != target[1]
+    if is_padded and (mine.vocab_size != theirs.vocab_size or mine.vocab_size > min(draft[1], target[1])):
+        raise InvalidConfig(
+            f"--speculate {name}: its embedding has {draft[1]} rows and that of {model} {target[1]}, with "
+            f"tokenizers of {theirs.vocab_size} and {mine.vocab_size} tokens; a draft model must have the "
+            "same tokenizer"
+        )
     ids = mine.encode(_SAMPLE, add_special=False)
-    step = max(1, mine.vocab_size // 512)
+    step = 1 if is_padded else max(1, mine.vocab_size // 512)
     known = [*ids, *range(0, mine.vocab_size, step)]
     alike = ids == theirs.encode(_SAMPLE, add_special=False)
     if not alike or any(mine.token_bytes(each) != theirs.token_bytes(each) for each in known):
