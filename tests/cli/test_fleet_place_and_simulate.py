@@ -66,3 +66,5 @@ def test_simulate_compares_policies(tmp_path: Path, capsys: pytest.CaptureFixtur
     assert "ratio to round-robin" in printed
     assert main(["simulate", "fleet", str(path), "--policies", "fastest", "--rate", "1"]) == 2
     assert main(["simulate", "fleet", str(path)]) == 2
+    assert main(["simulate", "fleet", str(path), "--concurrency", "2"]) == 2
+    assert "--concurrency is for `simulate engine`" in capsys.readouterr().err

@@ -165,8 +165,16 @@ def prefix_cache(ideal: Sharing, kept: Sharing, prefill_s_per_token: float, repl
     return Decision(question, "on, little effect expected", shares, figures, "prefix cache")
 
 
-def speculate(*, batch: float, ridge_batch: float, engine_can: bool, tpot_is_tight: bool) -> Decision:
-    """ridge_batch: batch size at which a decode step's arithmetic takes as long as reading the weights."""
+def speculate(
+    *,
+    batch: float,
+    ridge_batch: float,
+    engine_can: bool,
+    tpot_is_tight: bool,
+    tpot_ms: float | None = None,
+) -> Decision:
+    """ridge_batch: batch size at which a decode step's arithmetic takes as long as reading the weights.
+    tpot_ms: the median without guesses"""
     question = "speculate?"
     tokens = round(batch) * (DRAFT_TOKENS + 1)
     gain = expected_gain(batch, ridge_batch)
@@ -187,10 +195,14 @@ def speculate(*, batch: float, ridge_batch: float, engine_can: bool, tpot_is_tig
             question, "not needed", f"{compared}, but TPOT is met without", figures, "speculative decoding"
         )
     lack = "" if engine_can else "; this engine has no speculation"
+    tpot = ""
+    if tpot_ms is not None:
+        figures |= {"tpot_ms": tpot_ms, "expected_tpot_ms": tpot_ms / gain}
+        tpot = f", TPOT {tpot_ms / gain:.3g} ms instead of {tpot_ms:.3g}"
     return Decision(
         question,
         "worth a trial",
-        f"{compared}: there is spare arithmetic, for {gain:.1f} times the tokens per second where "
+        f"{compared}: there is spare arithmetic, for {gain:.1f} times the tokens per second{tpot} where "
         f"{ACCEPTED:.0%} of guesses are right{lack}",
         figures,
         "speculative decoding",

@@ -70,11 +70,13 @@ def _quantize(plan: Plan) -> Decision:
 def _speculate(plan: Plan) -> Decision:
     limits = [limit for limit in plan.request.slo.limits if limit.metric in ("tpot", "itl", "ntpot")]
     near = [plan.metrics[limit.key].high > TIGHT * limit.ms for limit in limits if limit.key in plan.metrics]
+    tpot = plan.metrics.get("tpot_ms.p50")
     return decision_gates.speculate(
         batch=max(1.0, plan.estimate.concurrency),
         ridge_batch=ridge_batch(plan),
         engine_can=True,
         tpot_is_tight=any(near),
+        tpot_ms=None if tpot is None else tpot.mid,
     )
 
 

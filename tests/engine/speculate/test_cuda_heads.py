@@ -17,7 +17,7 @@ from ridgeline.engine.speculate.speculation import Speculation
 from ridgeline.ops.cuda.dependent_launch import INTERPRETED
 from ridgeline.ops.cuda.linear import gemv
 from tests.engine.speculate.matrix import DRAFTERS, Moody, drafter_of, model_of
-from tests.engine.speculate.option_cases import assert_alike, assert_ended_as_asked, run, served, work
+from tests.engine.speculate.option_cases import NAMES, assert_alike, assert_ended_as_asked, run, served, work
 from tests.gpu.engines import Sizes, cuda_runner, poisoned_memory, torch_runner
 
 pytestmark = pytest.mark.skipif(not INTERPRETED, reason="a CUDA device is here; tests/gpu checks on it")
@@ -108,8 +108,9 @@ def mixed(kind: str, sizes: Sizes, names: list[str] | None, tokens: int, **runne
 
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", DRAFTERS)
-def test_every_option_with_steps_launched_ahead(kind):
-    mixed(kind, replace(SIZES, num_blocks=96, max_running=24), None, tokens=9)
+@pytest.mark.parametrize("part", range(3))
+def test_every_option_with_steps_launched_ahead(kind, part):
+    mixed(kind, SIZES, list(NAMES[part::3]), tokens=8)
 
 
 @pytest.mark.slow

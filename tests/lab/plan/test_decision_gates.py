@@ -87,6 +87,12 @@ def test_speculation_is_off_where_the_batch_fills_the_arithmetic() -> None:
     assert full.verdict == "no"
     room = decision_gates.speculate(batch=8, ridge_batch=300, engine_can=False, tpot_is_tight=True)
     assert room.verdict == "worth a trial"
+    told = decision_gates.speculate(
+        batch=8, ridge_batch=300, engine_can=True, tpot_is_tight=True, tpot_ms=10.0
+    )
+    expected = 10.0 / decision_gates.expected_gain(8, 300)
+    assert told.figures["expected_tpot_ms"] == pytest.approx(expected)
+    assert f"TPOT {expected:.3g} ms instead of 10 where" in told.reason
     met = decision_gates.speculate(batch=8, ridge_batch=300, engine_can=False, tpot_is_tight=False)
     assert met.verdict == "not needed"
 

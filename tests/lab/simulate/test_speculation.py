@@ -10,8 +10,8 @@ from ridgeline.lab.errors import BadInput
 from ridgeline.lab.perfmodel.step_times import StepTimes, Terms
 from ridgeline.lab.plan.decision_gates import expected_gain
 from ridgeline.lab.simulate.fleet.from_file import setup_of
-from ridgeline.lab.simulate.fleet.replica_options import ReplicaOptions
 from ridgeline.lab.simulate.loop import simulate
+from ridgeline.lab.simulate.replica_options import ReplicaOptions
 from ridgeline.lab.simulate.speculation import DraftFigures
 from ridgeline.lab.traffic.request import PlannedRequest, Traffic
 from tests.lab.simulate.test_loop import LIMITS, PLAIN

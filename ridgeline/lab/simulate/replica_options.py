@@ -1,4 +1,5 @@
-"""ReplicaOptions: flags of `ridgeline simulate fleet` for one replica. Imports nothing heavy."""
+"""ReplicaOptions: flags of `ridgeline simulate` for an engine, or each replica of a fleet. Imports nothing
+heavy."""
 
 from __future__ import annotations
 
@@ -9,19 +10,19 @@ from ridgeline.options import option
 
 @dataclass(frozen=True, slots=True)
 class ReplicaOptions:
-    """The hardware and limits of one simulated replica. [models.serve] in the file takes precedence."""
+    """The hardware and limits of one simulated engine. [models.serve] of a fleet's file takes precedence."""
 
     hardware: str = option(
-        "h200", "accelerator of a replica, as `ridgeline plan --hardware`; cpu: this machine"
+        "h200", "accelerator of an engine, as `ridgeline plan --hardware`; cpu: this machine"
     )
     max_running: int | None = option(None, "sequences computed together; default: 256, on CPUs 64")
     step_tokens: int | None = option(None, "most tokens of one step; default: 8192, on CPUs 512")
     kv_tokens: int | None = option(None, "KV cache in tokens; default: what the memory holds")
     max_context: int | None = option(None, "longest sequence in tokens; default: the model's")
-    cold_start_s: float = option(60.0, "seconds from the start of a replica to its first request")
+    cold_start_s: float = option(60.0, "seconds from the start of a fleet's replica to its first request")
     draft_rates: str = option(
         "",
-        "speculation: shares of rows in which the first guess is right, the first two, and so on, such as "
-        "0.73,0.52,0.35; default: none",
+        "simulate speculation: shares of rows in which the first guess is right, the first two, and so on, "
+        "such as 0.73,0.52,0.35; default: none",
     )
     draft_ms: float = option(0.0, "time of drafting, of each step with guesses, in milliseconds")
