@@ -163,18 +163,28 @@ def test_padding_of_either_changes_no_answer(thinkers, weights_are_not_kept, of_
 
 def test_a_token_without_a_row_ends_the_guesses_of_its_sequence():
     class Parrot:
-        name, waits = "parrot", True
+        name, waits, longest = "parrot", True, 7
         forgotten = 0
 
         def propose(self, seqs: list[Sequence], most: int) -> list[Draft | None]:
             assert all(max(seq.tokens) < 50 for seq in seqs)
             return [Draft([seq.tokens[-1]] * most) for seq in seqs]
 
-        def observe(self, plan: StepPlan) -> None:
+        def observe(self, plan: StepPlan, reads: bool) -> None:
             pass
 
         def forget(self, seq: Sequence) -> None:
             self.forgotten += 1
+
+        def passes(self, length: int) -> int:
+            return length
+
+        def behind(self, seq: Sequence) -> int | None:
+            return 0
+
+        def catch_up(self, seqs: list[Sequence], tokens: int) -> int:
+            assert all(max(seq.tokens) < 50 for seq in seqs)
+            return len(seqs)
 
     drafter = KnownTokens(Parrot(), 50)
     one, two = (
@@ -185,6 +195,8 @@ def test_a_token_without_a_row_ends_the_guesses_of_its_sequence():
     assert [draft and draft.tokens for draft in drafter.propose([two, one], 1)] == [None, [3]]
     two.tokens.append(4)
     assert drafter.propose([two], 1) == [None]
+    assert (drafter.behind(one), drafter.behind(two)) == (0, None)
+    assert drafter.catch_up([one, two], 9) == 1  # of one alone
     drafter.forget(two)
     assert (drafter.drafter.forgotten, len(drafter._known)) == (1, 1)
 

@@ -11,7 +11,7 @@ import torch
 from ridgeline import LLM
 from ridgeline.engine.config import EngineConfig
 from ridgeline.engine.errors import OutOfMemoryPlan
-from ridgeline.engine.run.drafters.build import head_kv_bytes
+from ridgeline.engine.run.drafters.build import head_cache_bytes
 from ridgeline.engine.run.drafters.chain_drafter import ChainDrafter
 from ridgeline.engine.speculate.speculation import Speculation
 from ridgeline.engine.start.cuda_build import CudaBuild
@@ -118,7 +118,8 @@ def test_a_draft_head_on_a_gpu_is_part_of_the_plan(target):
     plan, _ = planned(target, SpeculationChoice("head", head=head))
     assert 0 <= int(0.9 * H200) - total(plan) < 16 * 147_456
     assert plan.drafter_sequences == GPU_SIZES.max_running
-    assert plan.drafter_kv_bytes == 256 * (4096 + 4) * 2 * 8 * 128 * 2
+    keys_and_values, kept = (4096 + 4) * 2 * 8 * 128 * 2, 64 * 3 * 4096 * 2
+    assert plan.drafter_kv_bytes == 256 * (keys_and_values + kept)
     assert plan.drafter_bytes > 2 * head.parameters + plan.drafter_kv_bytes
 
 
@@ -168,9 +169,9 @@ def test_a_heads_cache_grows_to_what_is_planned():
     sizes = StepSizes(SIZES.step_tokens, SIZES.step_tokens, most)
     runner = torch_runner(SPEC, WEIGHTS, SIZES)
     drafter = ChainDrafter(head, WEIGHTS.embed.tensor, 1.0, runner, most)
-    assert head_kv_bytes(drafter) == 0
+    assert head_cache_bytes(drafter) == 0
     served(runner, SIZES, work(), Speculation(drafter, SPEC.vocab_size, 2))
-    assert head_kv_bytes(drafter) == most * head_footprint(head.config, 4, sizes).kv_bytes_per_sequence
+    assert head_cache_bytes(drafter) == most * head_footprint(head.config, 4, sizes).kv_bytes_per_sequence
 
 
 def test_an_engine_and_its_draft_model_share_one_plan(tmp_path, weights_are_not_kept):

@@ -7,10 +7,12 @@ from contextlib import nullcontext
 
 import torch
 
+from ridgeline.engine.run.core import EngineCore
 from ridgeline.engine.run.drafters import chain_drafter
 from ridgeline.engine.run.drafters.chain_drafter import ChainDrafter
 from ridgeline.engine.schedule.intake import make_sequences
 from ridgeline.engine.schedule.request import Request, SamplingParams, Sequence
+from ridgeline.engine.schedule.scheduler import Scheduler
 from ridgeline.engine.schedule.step import StepPlan, StepRow
 from ridgeline.engine.speculate.drafter import Draft
 from ridgeline.engine.speculate.speculation import Speculation
@@ -18,7 +20,7 @@ from ridgeline.lab.train_drafter.unroll import unrolled
 from ridgeline.models.decoders.reference import Decoder, allocate_kv
 from ridgeline.ops.backend import select_backend
 from ridgeline.ops.inputs import InputRow, StepInputs
-from tests.engine.speculate.option_cases import served, work
+from tests.engine.speculate.option_cases import OPTIONS, served, work
 from tests.engine.speculate.small_heads import SIZES, SPEC, WEIGHTS, random_head
 from tests.gpu.engines import Sizes, torch_runner
 
@@ -74,9 +76,15 @@ def test_it_keeps_nothing_of_what_has_ended():
     runner = torch_runner(SPEC, WEIGHTS, SIZES)
     watched = drafter(runner)
     speculation = Speculation(watched, SPEC.vocab_size, 2)
-    served(runner, SIZES, work(), speculation)
-    served(runner, SIZES, [Request("last", [5, 6, 7], SamplingParams(max_tokens=1))], speculation)
-    assert len(watched) <= 1  # of the last one alone: no further plan has retired it
+    core = EngineCore(Scheduler(SIZES.limits()), runner, speculation=speculation)
+    last = Request("last", [5, 6, 7], SamplingParams(max_tokens=1))
+    for requests in (work(list(OPTIONS)), [last]):
+        for request in requests:
+            core.add(request)
+        while core.has_work:
+            core.step()
+    assert len(watched.said) > 10
+    assert len(watched) == 0
 
 
 class Reported:

@@ -6,12 +6,11 @@ from pathlib import Path
 from typing import cast
 
 from ridgeline.engine.errors import InvalidConfig
-from ridgeline.engine.run.drafters.chain_drafter import MOST_POSITIONS, ChainDrafter
+from ridgeline.engine.run.drafters.chain_drafter import ChainDrafter
 from ridgeline.engine.run.drafters.medusa_drafter import MedusaDrafter
 from ridgeline.engine.run.runner import Runner, TapsHidden
 from ridgeline.engine.speculate.drafter import Drafter
 from ridgeline.models.drafters.eagle3 import read_head
-from ridgeline.models.drafters.eagle3_config import Eagle3Config
 from ridgeline.models.drafters.kinds import HeadConfig
 from ridgeline.models.drafters.medusa import read_medusa
 from ridgeline.models.drafters.medusa_config import MedusaConfig
@@ -43,11 +42,6 @@ def head_drafter(
     return ChainDrafter(read_head(path, embed.dtype, embed.device), embed, scale, runner, most_running)
 
 
-def head_positions(head: Eagle3Config | MtpConfig) -> int:
-    """Of one sequence in the head's cache, with those of a chain of guesses."""
-    return min(MOST_POSITIONS, head.max_context) + head.length
-
-
-def head_kv_bytes(drafter: Drafter) -> int:
-    """What a head's cache takes now; it grows with the sequences that run together."""
-    return drafter._kv.nbytes if isinstance(drafter, ChainDrafter) else 0
+def head_cache_bytes(drafter: Drafter) -> int:
+    """What a head's cache takes now."""
+    return drafter.cache_bytes if isinstance(drafter, ChainDrafter) else 0

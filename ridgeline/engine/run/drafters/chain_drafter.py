@@ -22,11 +22,27 @@ from ridgeline.engine.schedule.request import SeqState, Sequence
 from ridgeline.engine.schedule.step import StepPlan
 from ridgeline.engine.speculate.drafter import ALONG, Draft
 from ridgeline.models.drafters.eagle3 import Eagle3Head
+from ridgeline.models.drafters.eagle3_config import Eagle3Config
 from ridgeline.models.drafters.mtp import MtpModule
+from ridgeline.models.drafters.mtp_config import MtpConfig
 
 MOST_POSITIONS = 4096  # of a sequence
 WINDOW = 64  # hidden states that are kept of each sequence
 FIRST_SLOTS = 4
+
+
+def most_positions(config: Eagle3Config | MtpConfig) -> int:
+    return min(MOST_POSITIONS, config.max_context)
+
+
+def kept_states(config: Eagle3Config | MtpConfig) -> int:
+    return min(WINDOW, most_positions(config) // 2)
+
+
+def bytes_per_sequence(config: Eagle3Config | MtpConfig, element_bytes: int) -> int:
+    """Its keys and values, with those of a chain of guesses, and its kept hidden states."""
+    kv = 2 * (most_positions(config) + config.length) * config.kv_heads * config.head_dim
+    return element_bytes * (kv + kept_states(config) * len(config.taps) * config.hidden_size)
 
 
 class Slots:
@@ -92,8 +108,8 @@ class ChainDrafter:
         self._embed, self._scale = embed, scale
         self._runner = runner
         self._dtype, self._device = head.o_proj.weight.dtype, head.o_proj.weight.device
-        self._most_positions = min(MOST_POSITIONS, config.max_context)
-        self.window = min(WINDOW, self._most_positions // 2)
+        self._most_positions = most_positions(config)
+        self.window = kept_states(config)
         cap = self._most_positions + config.length
         self._kv = Slots(self._zeros(0, 2, cap, config.kv_heads, config.head_dim), most_running)
         self._kept = Slots(self._zeros(0, self.window, len(config.taps) * config.hidden_size), most_running)
@@ -102,6 +118,11 @@ class ChainDrafter:
 
     def __len__(self) -> int:
         return len(self._states)
+
+    @property
+    def cache_bytes(self) -> int:
+        """It grows with the sequences that run together, up to `bytes_per_sequence` of each."""
+        return self._kv.tensor.nbytes + self._kept.tensor.nbytes
 
     # ── what the engine asks ─────────────────────────────────────────────────────────────────────────────
 

@@ -101,9 +101,9 @@ class DrafterBuild:
         if self._loaded is not None and self._loaded.memory is not None:
             kv_bytes = self._loaded.memory().observed["kv"]
             return lambda: kv_bytes
-        from ridgeline.engine.run.drafters.build import head_kv_bytes
+        from ridgeline.engine.run.drafters.build import head_cache_bytes
 
-        return lambda: head_kv_bytes(drafter)
+        return lambda: head_cache_bytes(drafter)
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,9 +128,9 @@ def head_footprint(head: HeadConfig, element_bytes: int, sizes: StepSizes) -> Dr
     taps = 1 if isinstance(head, MedusaConfig) else len(head.taps)
     per_sequence = 0
     if not isinstance(head, MedusaConfig):
-        from ridgeline.engine.run.drafters.build import head_positions
+        from ridgeline.engine.run.drafters.chain_drafter import bytes_per_sequence
 
-        per_sequence = 2 * head_positions(head) * head.kv_heads * head.head_dim * element_bytes
+        per_sequence = bytes_per_sequence(head, element_bytes)
     return DrafterFootprint(
         weights_bytes=head.parameters * element_bytes,
         kv_bytes_per_sequence=per_sequence,
