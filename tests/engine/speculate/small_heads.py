@@ -44,4 +44,5 @@ def mimo(num_layers: int = 2, **sizes: int) -> ModelSpec:
 def random_mtp(spec: ModelSpec, lm_head: torch.Tensor, length: int = 3) -> MtpModule:
     torch.manual_seed(5)
     config: MtpConfig = replace(mtp_config(spec, Path()), length=length)
-    return MtpModule(config, lm_head).to(lm_head.dtype).requires_grad_(False)
+    module = MtpModule(config, lm_head).to(device=lm_head.device, dtype=lm_head.dtype)
+    return module.requires_grad_(False)
