@@ -7,7 +7,7 @@ router sends the request again with that state, and a peer writes the missing ev
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Annotated, Any
 
 import msgspec
 
@@ -15,7 +15,7 @@ RESUMABLE_HEADER = "x-ridgeline-resumable"  # request: write markers; response: 
 RESUME_HEADER = "x-ridgeline-resume"  # request: the body has the field below
 RESUME_FIELD = "ridgeline_resume"
 ENGINE_DIED_HEADER = "x-ridgeline-engine-died"  # response, 503: the request was lost with its engine
-MARK = b":r "
+MARK = b":r "  # three bytes
 LONGEST_MARKER = 1 << 20
 
 
@@ -60,7 +60,7 @@ class Tokens(msgspec.Struct, frozen=True, array_like=True, gc=False):
 class Marker(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
     """The marker of one group. Its tokens are those of its events, and earlier ones that showed no text."""
 
-    n: int  # bytes of the events that follow
+    n: Annotated[int, msgspec.Meta(ge=0)]  # bytes of the events that follow
     t: list[Tokens] = []
     c: int = 0  # characters shown since the beginning, in all choices
     calls: list[tuple[int, str]] = []  # choice and id of each tool call that begins
@@ -160,24 +160,21 @@ class GroupReader:
 
     def feed(self, data: bytes) -> list[Group]:
         """The groups that these bytes complete. Raises BrokenMarkers for a stream without markers."""
-        buffer, marker = self._buffer, self._marker
-        if buffer:
-            buffer += data
-            if len(buffer) < marker.n if marker is not None else b"\n" not in data:
-                if marker is None:
-                    _check_beginning(buffer)
+        marker = self._marker
+        if self._buffer:
+            joined = self._joined(data)
+            if joined is None:
                 return []
-            data = bytes(buffer)
-            buffer.clear()
+            data = joined
         groups, at, size = [], 0, len(data)
-        while True:
+        while marker is not None or at < size:
             if marker is None:
                 end = data.find(b"\n", at)
                 if end < 0:
                     break
-                if not data.startswith(MARK, at):
+                if data[at : at + 3] != MARK:
                     raise _not_a_marker(data[at:])
-                marker = decode_marker(data[at + len(MARK) : end])
+                marker = decode_marker(data[at + 3 : end])
                 at = end + 1
             end = at + marker.n
             if end > size:
@@ -186,22 +183,32 @@ class GroupReader:
             marker, at = None, end
         self._marker = marker
         if at < size:
-            buffer += data[at:]
-            if marker is None:
-                _check_beginning(buffer)
+            self._keep(data[at:])
         return groups
+
+    def _joined(self, data: bytes) -> bytes | None:
+        """The buffer with these bytes; None if they complete nothing."""
+        buffer, marker = self._buffer, self._marker
+        if len(buffer) + len(data) < marker.n if marker is not None else b"\n" not in data:
+            self._keep(data)
+            return None
+        buffer += data
+        whole = bytes(buffer)
+        buffer.clear()
+        return whole
+
+    def _keep(self, data: bytes) -> None:
+        buffer = self._buffer
+        buffer += data
+        if self._marker is None:
+            if not MARK.startswith(buffer[: len(MARK)]):
+                raise _not_a_marker(buffer)
+            if len(buffer) >= LONGEST_MARKER:
+                raise BrokenMarkers(f"a marker has more than {LONGEST_MARKER} bytes")
 
     @property
     def incomplete_bytes(self) -> int:
         return len(self._buffer)
-
-
-def _check_beginning(buffer: bytearray) -> None:
-    """Of a marker whose end has not arrived."""
-    if not MARK.startswith(buffer[: len(MARK)]):
-        raise _not_a_marker(buffer)
-    if len(buffer) >= LONGEST_MARKER:
-        raise BrokenMarkers(f"a marker has more than {LONGEST_MARKER} bytes")
 
 
 def _not_a_marker(data: bytes | bytearray) -> BrokenMarkers:
@@ -224,12 +231,9 @@ def encode_group(marker: Marker, events: bytes) -> bytes:
 def decode_marker(line: bytes) -> Marker:
     """Read the JSON of a marker line. Raises BrokenMarkers."""
     try:
-        marker = _markers.decode(line)
+        return _markers.decode(line)
     except msgspec.MsgspecError as error:
         raise BrokenMarkers(f"cannot read the marker {line[:80]!r}: {error}") from None
-    if marker.n < 0:
-        raise BrokenMarkers(f"a marker announces {marker.n} bytes")
-    return marker
 
 
 def with_state(body: bytes, state: ResumeState) -> bytes:
