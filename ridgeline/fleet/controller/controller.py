@@ -111,8 +111,7 @@ class Controller:
             if not any(one.is_alive for one in self.keeper.of(name)):
                 # No replica runs, so new settings need no rollout.
                 model = self.models[name] = ManagedModel(model.config, None, now)
-            if model.config.scales:
-                self.scaler.add(model.config)
+            self.scaler.configure(model.config)
             try:
                 await self.reconfigure(model.config)
             except RollRefused as error:  # the replicas that run keep serving
@@ -201,8 +200,10 @@ class Controller:
         model = self.models[config.name]
         if model.is_rolling_to(config.version):
             model.config = config  # an earlier controller began this rollout
+            self.scaler.configure(config)
             return ""
         changed = model.reconfigure(config, self.clock())
+        self.scaler.configure(config)
         if changed:
             await self.events.say("rollout", f"{config.name}: {changed}", model=config.name)
         await self._save(model)
@@ -213,8 +214,7 @@ class Controller:
         """A model that fleet.toml has now: its replicas start."""
         model = self.models[config.name] = ManagedModel(config, None, self.clock())
         self._share_cpus()
-        if config.scales:
-            self.scaler.add(config)
+        self.scaler.configure(config)
         await self._save(model)
         text = f"{config.name}: added to the fleet with {model.state.target} replicas"
         await self.events.say("model", text, model=config.name)
@@ -393,8 +393,9 @@ class Controller:
 
     def _model_entry(self, name: str, model: ManagedModel) -> ModelEntry:
         mine = self.keeper.of(name)
-        names = {heard for one in mine if one.started is not None for heard in one.started.names}
-        return model.entry([one.view() for one in mine], sorted(names - set(model.config.names)))
+        adapters = {adapter for one in mine if one.load is not None for adapter in one.load.adapters}
+        taken = {known for other in self.models.values() for known in other.config.names}
+        return model.entry([one.view() for one in mine], sorted(adapters - taken))
 
     async def _routers_know(self) -> None:
         """Wait until every router has the newest table: then no new request goes to a draining replica."""

@@ -28,8 +28,13 @@ class Scaler:
         self.last: dict[str, Decision] = {}
         self._told: dict[str, tuple[float, tuple[Limit, ...]]] = {}  # the last event, and its limits
 
-    def add(self, config: FleetModel) -> None:
-        self._autoscalers[config.name] = Autoscaler(config.scaling)
+    def configure(self, config: FleetModel) -> None:
+        """A new model, or new settings of one. Changed [models.scaling] begins without measurements."""
+        known = self._autoscalers.get(config.name)
+        if not config.scales:
+            self.remove(config.name)
+        elif known is None or known.config != config.scaling:
+            self._autoscalers[config.name] = Autoscaler(config.scaling)
 
     def remove(self, name: str) -> None:
         self._autoscalers.pop(name, None)

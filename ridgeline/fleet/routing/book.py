@@ -50,7 +50,10 @@ class LoadBook:
         now, self.generation = self.clock(), table.generation
         self.routers = table.routers or self.routers
         self.latency_ms = table.latency_ms
-        self.models = {name: one for one in table.models for name in (one.name, *one.aliases, *one.adapters)}
+        self.models = {name: one for one in table.models for name in (one.name, *one.aliases)}
+        for one in table.models:
+            for adapter in one.adapters:  # fleet.toml's names win
+                self.models.setdefault(adapter, one)
         rows: dict[str, Row] = {}
         for entry in table.replicas:
             row = self.rows.get(entry.id)

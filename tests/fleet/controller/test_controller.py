@@ -16,8 +16,10 @@ from ridgeline.fleet.config_substrates import LocalConfig
 from ridgeline.fleet.controller.api.commands import CommandRefused, Commands
 from ridgeline.fleet.controller.controller import Controller
 from ridgeline.fleet.controller.store import FleetStore
+from ridgeline.fleet.routing.book import LoadBook
 from ridgeline.fleet.substrates.local import LocalSubstrate
 from ridgeline.fleet.substrates.substrate import Handle, Observed, ReplicaSpec
+from ridgeline.replica.messages import Load, Started
 
 
 class PaperSubstrate(LocalSubstrate):
@@ -259,3 +261,57 @@ async def test_adopted_replicas_get_the_environment_of_their_start(ruled: Ruled)
     started = {one.id: one.environment for one in ruled.substrate.started}
     assert started["chat-1"]["RIDGELINE_API_KEYS"] == "key"
     assert ruled.substrate.adopted == {"chat-1": started["chat-1"], "gone-1": None}
+
+
+def told(controller: Controller) -> LoadBook:
+    """What a router knows after the controller's newest table."""
+    book = LoadBook(lambda: 0.0)
+    assert controller.board.table is not None
+    book.set_table(controller.board.table)
+    return book
+
+
+async def test_an_alias_that_fleet_toml_moves_or_drops_is_no_longer_the_old_model_s(ruled: Ruled) -> None:
+    """Replicas still have the names with which they were started: an alias is no part of a version."""
+    controller = await ruled.controller(
+        ruled.settings({"name": "new"}, {"name": "old", "aliases": ["best", "first"]})
+    )
+    await ruled.serve(controller)
+    names = {"new": ("new",), "old": ("old", "best", "first")}
+    for one in controller.keeper.replicas.values():
+        one.hear(Started("e", 1, one.model, names[one.model], "v", 8, 64, 16, {}), ruled.now)
+    await ruled.roll(controller, ruled.settings({"name": "new", "aliases": ["best"]}, {"name": "old"}))
+    models = told(controller).models
+    assert {name: entry.name for name, entry in models.items()} == {"new": "new", "best": "new", "old": "old"}
+
+
+async def test_loaded_adapters_are_served_and_never_hide_a_name_of_fleet_toml(ruled: Ruled) -> None:
+    controller = await ruled.controller(ruled.settings({"name": "a"}, {"name": "b", "aliases": ["ada"]}))
+    await ruled.serve(controller)
+    (of_a,) = controller.keeper.of("a")
+    counts = (0, "ready", *(0,) * 12)
+    of_a.hear(Load(*counts, adapters=("ada", "bob")), ruled.now)
+    await controller.tick()
+    models = told(controller).models
+    assert {name: entry.name for name, entry in models.items()} == {
+        "a": "a",
+        "b": "b",
+        "ada": "b",
+        "bob": "a",
+    }
+    of_a.hear(Load(*counts), ruled.now)
+    await controller.tick()
+    assert "bob" not in told(controller).models
+
+
+async def test_a_roll_applies_a_changed_scaling_table(ruled: Ruled) -> None:
+    plain = {"name": "chat", "replicas": 2}
+    controller = await ruled.controller(ruled.settings(plain))
+    assert controller.scaler.last == {}
+    for most in (3, 4):
+        ruled.now += 100.0
+        await ruled.roll(controller, ruled.settings(plain | {"scaling": {"max": most}}))
+        assert controller.scaler.last["chat"].target == 2
+        assert controller.scaler._autoscalers["chat"].config.max == most
+    await ruled.roll(controller, ruled.settings(plain))
+    assert controller.scaler.last == {}

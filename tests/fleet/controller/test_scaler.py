@@ -18,7 +18,7 @@ def report(router: str, held: int, arrived: int = 0) -> Demand:
 def made() -> tuple[Scaler, FleetModel]:
     config = FleetModel(ModelConfig(name="m", replicas=0), scaling=ScalingConfig(min=0, max=2), scales=True)
     scaler = Scaler()
-    scaler.add(config)
+    scaler.configure(config)
     return scaler, config
 
 
@@ -61,7 +61,7 @@ def test_replicas_that_residency_bars_are_no_capacity(
     scaling = ScalingConfig(min=1, max=8, scale_up_delay_s=0.0, replica_requests_per_s=1.0)
     config = FleetModel(model, scaling=scaling, scales=True)
     scaler = Scaler()
-    scaler.add(config)
+    scaler.configure(config)
     scaler.hear(report("a", held=0), 100.0)
     regions = ("eu-west", "us-east", "us-west")
     replicas = [full(number, region, 100.0) for number, region in enumerate(regions)]

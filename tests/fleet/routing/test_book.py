@@ -9,6 +9,7 @@ import msgspec
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from ridgeline.fleet.messages import ModelEntry, Table
 from ridgeline.fleet.routing.book import LoadBook
 from ridgeline.fleet.routing.choose import choose
 from ridgeline.fleet.routing.columns import Field
@@ -91,6 +92,19 @@ def test_an_older_table_is_ignored_and_aliases_name_the_model() -> None:
     assert not book.set_table(table(entry(0), generation=0))
     assert (book.candidates("m"), book.candidates("alias"), book.candidates("ada")) == (2, 2, 2)
     assert book.candidates("other") == 0
+
+
+def test_a_model_s_own_name_is_not_taken_by_another_model_s_adapter() -> None:
+    models = (ModelEntry("m", ("alias",)), ModelEntry("n", (), ("m", "alias", "ada")))
+    for order in (models, models[::-1]):
+        book = LoadBook(lambda: 0.0)
+        book.set_table(Table(1, order, ()))
+        assert {name: one.name for name, one in book.models.items()} == {
+            "m": "m",
+            "alias": "m",
+            "n": "n",
+            "ada": "n",
+        }
 
 
 def test_a_request_at_a_replica_that_left_the_table_is_still_in_flight() -> None:
