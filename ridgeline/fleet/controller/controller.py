@@ -9,14 +9,13 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-import time
 from collections.abc import Callable
 
 import msgspec
 
+from ridgeline.fleet.awake_clock import AwakeClock
 from ridgeline.fleet.config import FleetSettings
 from ridgeline.fleet.config_models import FleetModel
-from ridgeline.fleet.controller.awake_clock import AwakeClock
 from ridgeline.fleet.controller.board import Board
 from ridgeline.fleet.controller.canary_probe import probe_canary
 from ridgeline.fleet.controller.decision_log import DecisionLog
@@ -25,6 +24,7 @@ from ridgeline.fleet.controller.lease import LeaseLost
 from ridgeline.fleet.controller.life.keeper import ReplicaKeeper
 from ridgeline.fleet.controller.life.replica import Replica, weight_peers
 from ridgeline.fleet.controller.life.replica_link import ReplicaLink
+from ridgeline.fleet.controller.life.start_record import record_starts
 from ridgeline.fleet.controller.managed_model import ManagedModel, RollRefused
 from ridgeline.fleet.controller.model_state import (
     VersionSpec,
@@ -38,7 +38,6 @@ from ridgeline.fleet.controller.scaler import Scaler
 from ridgeline.fleet.controller.store import FleetStore
 from ridgeline.fleet.messages import Demand, ModelEntry, Table
 from ridgeline.fleet.substrates.substrate import Substrate
-from ridgeline.replica.cold_starts import ColdStart, add_start
 from ridgeline.storage.errors import StorageError
 
 log = logging.getLogger("ridgeline.fleet")
@@ -161,9 +160,8 @@ class Controller:
                 replica.excuse(waited_s)
 
     async def tick(self) -> None:
-        for replica in list(self.keeper.replicas.values()):
-            await self.keeper.look(replica)
-            self._record(replica)
+        await self.keeper.look_at_all()
+        record_starts(self.settings, self.keeper.replicas.values())
         self.keeper.look_for_orphans(self.fleet)
         if not self.is_stopping:
             for replica in list(self.keeper.replicas.values()):
@@ -266,8 +264,9 @@ class Controller:
         if actions.probe and name not in self._probing:
             self._probing[name] = asyncio.create_task(self._probe(model))
         for id in actions.drain:
-            replica = self.keeper.replicas[id]
-            await self.keeper.drain(replica, model.why_drained(replica.view()))
+            replica = self.keeper.replicas.get(id)
+            if replica is not None and replica.is_alive:  # it may have ended meanwhile
+                await self.keeper.drain(replica, model.why_drained(replica.view()))
         for version in actions.start:
             await self._start(model, version)
         for replica in self.keeper.of(name):
@@ -329,27 +328,6 @@ class Controller:
         if self._saved.get(model.config.name) != state:
             await self.store.save_model(model.config.name, state)
             self._saved[model.config.name] = state
-
-    def _record(self, replica: Replica) -> None:
-        """Keep the cold start of a replica that serves, once its feed has told the server's part."""
-        started = replica.started
-        if replica.is_recorded or replica.was_adopted or not replica.serves or started is None:
-            return
-        replica.is_recorded = True
-        model = self.models.get(replica.model)
-        start = ColdStart(
-            at=time.time(),
-            source=replica.model if model is None else model.config.source,
-            hardware=started.hardware,
-            substrate=self.settings.substrate.kind,
-            segments=dict(replica.segments),
-            weights=started.weights,
-            weight_bytes=started.weight_bytes,
-        )
-        try:
-            add_start(self.settings.state_dir, start)
-        except OSError as error:
-            log.warning("the cold start of %s cannot be recorded: %s", replica.id, error)
 
     def _ready(self, replica: Replica) -> None:
         self.scaler.started(replica.model, replica.segments["total"])

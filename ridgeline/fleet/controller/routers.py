@@ -17,6 +17,7 @@ import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+from ridgeline.fleet.awake_clock import AwakeClock
 from ridgeline.fleet.controller.event_log import EventLog
 from ridgeline.options import OptionError, without_settings
 from ridgeline.running import process_ticks
@@ -103,9 +104,10 @@ class Routers:
         self._listener.close()
         for process in self.processes.values():
             process.signal(signal.SIGTERM)
-        until = time.monotonic() + drain_s + GRACE_S
+        clock = AwakeClock()  # while this process stood still, routers may have too
+        until = clock() + drain_s + GRACE_S
         while any(one.lives for one in self.processes.values()):
-            if time.monotonic() > until:
+            if clock() > until:
                 self.kill()
             await asyncio.sleep(0.05)
 

@@ -10,10 +10,10 @@ import asyncio
 import contextlib
 import math
 from collections.abc import Mapping, Sequence
-from time import monotonic
 
 import msgspec
 
+from ridgeline.fleet.awake_clock import AwakeClock
 from ridgeline.fleet.config_substrates import KubernetesConfig
 from ridgeline.fleet.substrates.kubernetes_api import ApiError, KubernetesApi, Object
 from ridgeline.fleet.substrates.kubernetes_pods import amount, observed, pod, secret
@@ -68,9 +68,10 @@ class KubernetesSubstrate:
         grace_s = math.ceil(drain_s + KILL_GRACE_S) if drain_s > 0 else 1  # 0 would not wait for the node
         if not await self._delete(place.name, place.uid, grace_s):
             return
-        deadline = monotonic() + grace_s + GONE_S
+        clock = AwakeClock()
+        deadline = clock() + grace_s + GONE_S
         while await self._is_there(place):
-            if monotonic() > deadline:
+            if clock() > deadline:
                 raise SubstrateError(
                     f"pod {place.name} was deleted {grace_s + GONE_S:.0f} s ago and is still there: its node "
                     f"may be lost. If it is, `kubectl delete pod {place.name} --force` removes the record"

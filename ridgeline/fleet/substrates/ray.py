@@ -1,7 +1,8 @@
 """RaySubstrate: replicas are actors of Ray Core, each in its own placement group. Ray Serve is not used.
 
 Actors and groups are detached and named FLEET/REPLICA: they outlive the controller and are found again by
-name. Ray decides the node; requests go straight to the server's port. Ray's calls block: they run in threads.
+name. Ray decides the node; requests go straight to the server's port. Ray's calls block: they run in threads,
+and none waits for an actor longer than ANSWER_S.
 """
 
 from __future__ import annotations
@@ -15,10 +16,13 @@ import re
 import signal
 import threading
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from typing import Any, ParamSpec, TypeVar
 
 import msgspec
 
+from ridgeline.fleet.awake_clock import AwakeClock
 from ridgeline.fleet.config_substrates import RayConfig, pairs
 from ridgeline.fleet.substrates.ray_actor import KILL_GRACE_S, ReplicaActor, Report
 from ridgeline.fleet.substrates.substrate import (
@@ -29,6 +33,10 @@ from ridgeline.fleet.substrates.substrate import (
     SubstrateError,
 )
 
+THREADS = (
+    64  # of Ray's calls: more than the controller makes at a time, so that no start waits for silent actors
+)
+POLL_S = 0.25  # seconds between two looks at an actor that drains
 ANSWER_S = 5.0  # seconds after which an actor that does not answer is called silent, not dead
 KEPT_ENDINGS = 256  # ended replicas to remember; the controller forgets each after some seconds
 KEPT_LOG = 65_536  # bytes of an ended replica's log that are kept here
@@ -42,6 +50,7 @@ class RaySubstrate:
     def __init__(self, config: RayConfig) -> None:
         self._config = config
         self._lock = threading.Lock()
+        self._threads = ThreadPoolExecutor(THREADS, thread_name_prefix="ray")
         self._ray: Any = None
         self._actors: dict[str, Any] = {}
         self._last: dict[str, Report] = {}
@@ -57,7 +66,15 @@ class RaySubstrate:
             await self._call(self._begin, handle.place, environment)
 
     async def stop(self, handle: Handle, drain_s: float) -> None:
-        await self._call(self._stop, handle.place, drain_s)
+        ending = await self._call(self._tell_to_stop, handle.place, drain_s)
+        clock = AwakeClock()
+        until = clock() + drain_s + KILL_GRACE_S + ANSWER_S
+        # A silent actor is released all the same: its guard kills the server when the actor's process ends.
+        while ending is not None and clock() < until:
+            if await self._call(self._has_answered, ending):
+                break
+            await asyncio.sleep(POLL_S)
+        await self._call(self._release, handle.place)
 
     async def poll(self, handle: Handle) -> Observed:
         return await self._call(self._poll, handle.place)
@@ -82,14 +99,16 @@ class RaySubstrate:
         if self._ray is not None:
             await asyncio.to_thread(self._ray.shutdown)
             self._ray = None
+        self._threads.shutdown(wait=False)
 
     async def _call(self, work: Callable[P, T], *arguments: P.args, **named: P.kwargs) -> T:
         """Run a call in a thread, on a connected cluster."""
+        loop = asyncio.get_running_loop()
         if self._ray is None:
-            await asyncio.to_thread(self._cluster)
+            await loop.run_in_executor(self._threads, self._cluster)
             take_signals_back()
         try:
-            return await asyncio.to_thread(work, *arguments, **named)
+            return await loop.run_in_executor(self._threads, partial(work, *arguments, **named))
         except (self._ray.exceptions.RayError, ConnectionError) as error:
             raise SubstrateError(f"the Ray cluster does not answer: {_death(error)}") from error
 
@@ -136,14 +155,14 @@ class RaySubstrate:
         if actor is not None:
             actor.begin.remote(dict(environment))
 
-    def _stop(self, mark: str, drain_s: float) -> None:
-        ray = self._cluster()
+    def _tell_to_stop(self, mark: str, drain_s: float) -> Any:
+        """The actor answers when nothing of its server runs. None: no actor would answer."""
         actor = self._actor(mark)
-        if actor is not None and self._is_placed(mark):
-            # A dead or silent actor cannot drain; its guard kills the server when the actor's process ends.
-            with contextlib.suppress(ray.exceptions.RayError):
-                ray.get(actor.stop.remote(drain_s), timeout=drain_s + KILL_GRACE_S + ANSWER_S)
-        self._release(mark)
+        return actor.stop.remote(drain_s) if actor is not None and self._is_placed(mark) else None
+
+    def _has_answered(self, answer: Any) -> bool:
+        """Also with an error: the actor has died."""
+        return bool(self._cluster().wait([answer], timeout=0)[0])
 
     def _poll(self, mark: str) -> Observed:
         if mark in self._endings:

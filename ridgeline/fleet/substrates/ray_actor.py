@@ -21,12 +21,14 @@ from time import monotonic
 
 import msgspec
 
+from ridgeline.fleet.awake_clock import AwakeClock
 from ridgeline.fleet.substrates.substrate import MARK, ReplicaSpec
 from ridgeline.options import without_settings
 from ridgeline.running import running
 
 BEGIN_S = 300.0  # seconds until the environment must arrive
 KILL_GRACE_S = 5.0  # seconds added to the drain, for the last events of streams
+POLL_S = 0.25
 
 
 class Report(msgspec.Struct, frozen=True):
@@ -90,7 +92,11 @@ class ReplicaActor:
             with contextlib.suppress(OSError):  # the guard has ended: so has the server
                 self._guard.stdin.write(b"stop\n")
                 self._guard.stdin.flush()
-            self._ended.wait(drain_s + KILL_GRACE_S)
+            clock = AwakeClock()
+            until = clock() + drain_s + KILL_GRACE_S
+            # While this process stood still, its server may have too: that time does not count.
+            while clock() < until and not self._ended.wait(min(until - clock(), POLL_S)):
+                pass
         self.kill()
         shutil.rmtree(self._folder, ignore_errors=True)
 

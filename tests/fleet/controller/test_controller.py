@@ -20,6 +20,7 @@ from ridgeline.fleet.routing.book import LoadBook
 from ridgeline.fleet.substrates.local import LocalSubstrate
 from ridgeline.fleet.substrates.substrate import Handle, Observed, ReplicaSpec
 from ridgeline.replica.messages import Load, Started
+from tests.patience import PATIENCE_S
 
 
 class PaperSubstrate(LocalSubstrate):
@@ -63,13 +64,19 @@ class Ruled:
         made = Controller(settings, self.store, self.substrate, cast(Any, None), "key", lambda: self.now)
         self.made.append(made)
         await made.start()
-        await made.tick()
+        await self.turn(made)
         return made
+
+    async def turn(self, controller: Controller) -> None:
+        """One turn of the loop. Afterwards the substrate has answered every start."""
+        await controller.tick()
+        if starts := [one.beginning for one in controller.keeper.replicas.values() if one.beginning]:
+            await asyncio.wait(starts)
 
     async def roll(self, controller: Controller, settings: FleetSettings) -> Any:
         """`fleet roll` of this file, and one turn of the loop."""
         done = await Commands(controller, "", lambda: settings, lambda: None).roll({})
-        await controller.tick()
+        await self.turn(controller)
         return done
 
     async def serve(self, controller: Controller) -> None:
@@ -77,7 +84,7 @@ class Ruled:
         for one in controller.keeper.replicas.values():
             if one.state == "starting":
                 one.enter("ready", self.now)
-        await controller.tick()
+        await self.turn(controller)
 
 
 def shown(controller: Controller) -> list[str]:
@@ -252,6 +259,31 @@ async def test_replicas_of_a_removed_model_cost_until_they_end(ruled: Ruled) -> 
     assert controller._room(controller.models["other"].config) == 0
     again = await ruled.controller(ruled.settings({"name": "other"}, fleet=fleet))  # it reads the records
     assert again._room(again.models["other"].config) == 0
+
+
+async def test_starts_that_hang_count_in_the_budget_and_hold_up_no_other_model(
+    ruled: Ruled, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    start, asked = ruled.substrate.start, []
+
+    async def hangs(spec: ReplicaSpec) -> Handle:
+        asked.append(spec.id)
+        return await (asyncio.Event().wait() if spec.model == "slow" else start(spec))  # type: ignore[return-value]
+
+    monkeypatch.setattr(ruled.substrate, "start", hangs)
+    models = ({"name": "slow", "replicas": 2}, {"name": "quick", "replicas": 1})
+    settings = ruled.settings(*models, fleet={"budget": 3.0})
+    controller = Controller(settings, ruled.store, ruled.substrate, cast(Any, None), "key", lambda: ruled.now)
+    ruled.made.append(controller)
+    await controller.start()
+    async with asyncio.timeout(PATIENCE_S):
+        while not (of := controller.keeper.of("quick")) or of[0].handle is None:
+            await controller.tick()
+            await asyncio.sleep(0.01)
+    for _ in range(3):
+        await controller.tick()
+    assert asked == ["slow-1", "slow-2", "quick-1"]
+    assert controller._room(controller.models["quick"].config) == 0
 
 
 async def test_adopted_replicas_get_the_environment_of_their_start(ruled: Ruled) -> None:

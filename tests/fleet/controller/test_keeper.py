@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -125,24 +125,28 @@ class AmbiguousSubstrate(FailingSubstrate):
         return list(self.runs.values())
 
 
-async def test_a_replica_whose_start_was_not_answered_is_found_and_ended(
-    keeping: Keeping, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+async def look_until(keeper: ReplicaKeeper, right: Callable[[], bool]) -> None:
+    async with asyncio.timeout(PATIENCE_S):
+        while not right():
+            await keeper.look_at_all()
+            await asyncio.sleep(0.01)
+
+
+async def test_a_replica_whose_start_was_not_answered_is_found_and_ended_at_once(
+    keeping: Keeping, tmp_path: Path
 ) -> None:
-    monkeypatch.setattr(keeper_module, "LOST_SHOWN_S", 0.0)
     substrate = AmbiguousSubstrate(tmp_path, LocalConfig())
     keeping.keeper._substrate = keeping.substrate = substrate
     spec = ReplicaSpec("f", "chat-1", "chat", "v1", "source", (), {}, ResourcesConfig())
     substrate.runs["chat-2"] = (await keeping.add("chat-2")).handle or Handle("chat-2", "")
     await keeping.keeper.start(spec)
     async with asyncio.timeout(PATIENCE_S):
-        while "chat-1" in keeping.keeper.replicas:  # its record is removed first
-            await keeping.keeper.look(keeping.keeper.replicas["chat-1"])
+        while "chat-1" not in substrate.runs:
             await asyncio.sleep(0.01)
-        assert sorted(substrate.runs) == ["chat-1", "chat-2"]
-        keeping.keeper._orphans_at = 0.0
         while "chat-1" in substrate.runs:
             keeping.keeper.look_for_orphans("f")
             await asyncio.sleep(0.01)
+    assert keeping.keeper.replicas["chat-1"].state == "lost"
     assert list(substrate.runs) == ["chat-2"]  # it has a record
     assert "chat-1 runs without a record and is ended" in [event.text for event in keeping.board.recent]
 
@@ -170,6 +174,168 @@ async def test_what_cannot_be_written_down_is_neither_started_nor_drained(
     assert keeping.substrate.stops == 1
 
 
+class SlowSubstrate(FailingSubstrate):
+    """An API that does not answer about some replicas. A test says when it does."""
+
+    def __init__(self, *given: Any) -> None:
+        super().__init__(*given)
+        self.hung: dict[str, asyncio.Event] = {}
+        self.started: list[str] = []
+        self.stopped: list[str] = []
+        self.asked = self.most_asked = 0
+
+    async def start(self, spec: ReplicaSpec) -> Handle:
+        self.started.append(spec.id)
+        if spec.id in self.hung:
+            await self.hung[spec.id].wait()
+        return Handle(spec.id, "somewhere")
+
+    async def stop(self, handle: Handle, drain_s: float) -> None:
+        self.stopped.append(handle.replica)
+
+    async def poll(self, handle: Handle) -> Observed:
+        self.asked += 1
+        self.most_asked = max(self.most_asked, self.asked)
+        try:
+            await self.hung.get(handle.replica, ANSWERS).wait()
+        finally:
+            self.asked -= 1
+        return Observed("exited", reason="it has ended")
+
+    async def find(self, fleet: str) -> Sequence[Handle]:
+        return []
+
+
+ANSWERS = asyncio.Event()
+ANSWERS.set()
+
+
+def slow(keeping: Keeping, tmp_path: Path, *hung: str) -> SlowSubstrate:
+    made = SlowSubstrate(tmp_path, LocalConfig())
+    made.hung = {id: asyncio.Event() for id in hung}
+    keeping.keeper._substrate = keeping.substrate = made
+    return made
+
+
+async def test_a_substrate_that_hangs_about_one_replica_holds_up_no_other(
+    keeping: Keeping, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(keeper_module, "LOOK_S", 0.05)
+    substrate = slow(keeping, tmp_path, "chat-1")
+    first, second = await keeping.add("chat-1"), await keeping.add("chat-2")
+    await look_until(keeping.keeper, lambda: second.state == "lost")
+    assert first.state == "ready"
+    await keeping.keeper.look_at_all()
+    assert substrate.most_asked <= 2, "one that is not answered is not asked again"
+    substrate.hung["chat-1"].set()
+    await look_until(keeping.keeper, lambda: first.state == "lost")
+
+
+async def test_an_answer_about_a_replica_that_drains_meanwhile_is_not_taken_for_its_loss(
+    keeping: Keeping, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(keeper_module, "LOOK_S", 0.05)
+    substrate = slow(keeping, tmp_path, "chat-1")
+    replica = await keeping.add("chat-1")
+    await keeping.keeper.look_at_all()
+    await keeping.keeper.drain(replica, "asked for")
+    substrate.hung["chat-1"].set()
+    async with asyncio.timeout(PATIENCE_S):
+        await keeping.keeper.all_ended()
+    await asyncio.wait([cast(Any, replica.looking)])
+    assert [event.kind for event in keeping.board.recent] == ["drain", "ended"]
+
+
+async def test_looks_are_bounded(keeping: Keeping, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(keeper_module, "LOOK_S", 0.05)
+    ids = [f"chat-{number}" for number in range(keeper_module.LOOKS + 8)]
+    substrate = slow(keeping, tmp_path, *ids)
+    for id in ids:
+        await keeping.add(id)
+    await keeping.keeper.look_at_all()
+    assert substrate.asked == keeper_module.LOOKS
+    for event in substrate.hung.values():
+        event.set()
+    await look_until(
+        keeping.keeper, lambda: all(one.state == "lost" for one in keeping.keeper.replicas.values())
+    )
+    assert substrate.most_asked == keeper_module.LOOKS
+
+
+def spec_of(id: str) -> ReplicaSpec:
+    return ReplicaSpec("f", id, "chat", "v1", "source", (), {}, ResourcesConfig())
+
+
+async def test_a_start_that_hangs_holds_up_nothing_and_counts_until_it_is_ended(
+    keeping: Keeping, tmp_path: Path
+) -> None:
+    substrate = slow(keeping, tmp_path, "chat-1")
+    await keeping.keeper.start(spec_of("chat-1"))
+    await keeping.keeper.start(spec_of("chat-2"))
+    second = keeping.keeper.replicas["chat-2"]
+    await look_until(keeping.keeper, lambda: second.state == "lost")  # started, asked about, found dead
+    first = keeping.keeper.replicas["chat-1"]
+    assert (first.state, first.reason) == ("starting", "its substrate has not answered its start yet")
+    assert "chat-1" in substrate.started
+    await keeping.keeper.drain(first, "asked for")
+    await asyncio.sleep(0)
+    assert substrate.stopped == ["chat-2"]
+    substrate.hung["chat-1"].set()
+    async with asyncio.timeout(PATIENCE_S):
+        await keeping.keeper.all_ended()
+    assert substrate.stopped == ["chat-2", "chat-1"]
+    assert "chat-1" not in keeping.keeper.replicas
+    assert await keeping.store.replicas() == []
+
+
+async def test_a_hurried_end_does_not_wait_for_a_start(
+    keeping: Keeping, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(keeper_module, "LOOK_S", 0.05)
+    substrate = slow(keeping, tmp_path, "chat-1")
+    await keeping.keeper.start(spec_of("chat-1"))
+    async with asyncio.timeout(PATIENCE_S):
+        while not substrate.started:
+            await asyncio.sleep(0.01)
+        await keeping.keeper.drain(keeping.keeper.replicas["chat-1"], "asked for")
+        await keeping.keeper.kill()
+        await keeping.keeper.all_ended()
+    assert keeping.keeper.left == ["chat-1"]
+
+
+async def test_a_start_whose_turn_comes_too_late_is_not_begun(
+    keeping: Keeping, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It was drained meanwhile, or another controller leads."""
+    keeping.keeper._starts = asyncio.Semaphore(1)
+    substrate = slow(keeping, tmp_path, "chat-1")
+    for number in (1, 2, 3):
+        await keeping.keeper.start(spec_of(f"chat-{number}"))
+    async with asyncio.timeout(PATIENCE_S):
+        while substrate.started != ["chat-1"]:
+            await asyncio.sleep(0.01)
+        await keeping.keeper.drain(keeping.keeper.replicas["chat-2"], "asked for")
+        keeping.store.lease.fence += 1  # as after a takeover: this controller's fence is not the newest
+        substrate.hung["chat-1"].set()
+        await keeping.keeper.lost_lease.wait()
+    assert substrate.started == ["chat-1"]
+
+
+async def test_a_bug_in_a_start_ends_the_replica_and_not_the_loop(
+    keeping: Keeping, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    substrate = slow(keeping, tmp_path)
+
+    async def start(spec: ReplicaSpec) -> Handle:
+        raise KeyError("uid")
+
+    monkeypatch.setattr(substrate, "start", start)
+    await keeping.keeper.start(spec_of("chat-1"))
+    replica = keeping.keeper.replicas["chat-1"]
+    await look_until(keeping.keeper, lambda: replica.state == "lost")
+    assert replica.reason == "'uid'"
+
+
 class StartingSubstrate(FailingSubstrate):
     async def poll(self, handle: Handle) -> Observed:
         return Observed("running", reason="it has not bound its port yet")
@@ -188,7 +354,7 @@ async def test_a_replica_that_starts_is_not_lost_because_the_clock_was_set(
     await keeping.store.save_replica(hour_ago)
     await keeping.keeper.adopt("f", {"chat": {}})
     replica = keeping.keeper.replicas["chat-1"]
-    await keeping.keeper.look(replica)
+    await look_until(keeping.keeper, lambda: bool(replica.reason))
     assert (replica.state, replica.reason) == ("starting", "it has not bound its port yet")
 
 

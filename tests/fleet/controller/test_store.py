@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from ridgeline.fleet.controller.awake_clock import AwakeClock
+from ridgeline.fleet.awake_clock import AwakeClock
 from ridgeline.fleet.controller.board import Board
 from ridgeline.fleet.controller.lease import LEASE_S, LeaseLost
 from ridgeline.fleet.controller.store import FleetStore, StoredReplica

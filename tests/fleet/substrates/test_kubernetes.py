@@ -11,6 +11,7 @@ from typing import Any
 import msgspec
 import pytest
 
+from ridgeline.fleet.awake_clock import AwakeClock
 from ridgeline.fleet.config_models import ResourcesConfig
 from ridgeline.fleet.config_substrates import KubernetesConfig
 from ridgeline.fleet.substrates import kubernetes
@@ -216,6 +217,23 @@ async def test_a_pod_that_its_lost_node_never_confirms_is_reported(
     await cluster.scheduled(NAME)
     with pytest.raises(SubstrateError, match="its node may be lost"):
         await substrate.stop(handle, 0.0)
+
+
+async def test_a_stop_does_not_count_a_time_for_which_the_controller_stood_still(
+    cluster: EmulatedKubernetes, substrate: KubernetesSubstrate, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    hours = iter(range(0, 10**6, 3600))
+    monkeypatch.setattr(kubernetes, "AwakeClock", lambda: AwakeClock(lambda: next(hours)))
+    monkeypatch.setattr(kubernetes, "POLL_S", 0.0)
+    handle = await substrate.start(SPEC)
+    await cluster.scheduled(NAME)
+    await cluster.running(NAME, "10.1.2.3")
+    stopping = asyncio.create_task(substrate.stop(handle, 30.0))
+    async with asyncio.timeout(PATIENCE_S):
+        while next(hours) < 10 * 3600:
+            await asyncio.sleep(0.01)
+        await cluster.remove(NAME)
+        await stopping
 
 
 async def test_a_stop_never_deletes_a_later_pod_of_the_same_name(

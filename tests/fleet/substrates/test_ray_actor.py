@@ -13,6 +13,7 @@ from types import SimpleNamespace
 import msgspec
 import pytest
 
+from ridgeline.fleet.awake_clock import AwakeClock
 from ridgeline.fleet.config_models import ResourcesConfig
 from ridgeline.fleet.config_substrates import RayConfig
 from ridgeline.fleet.substrates import ray_actor
@@ -95,6 +96,27 @@ def test_a_server_that_ignores_the_end_of_its_drain_is_killed(monkeypatch: pytes
     made.stop(0.05)
     assert report(made).reason == "signal 9"
     assert none_left(of.fleet)
+
+
+def test_a_time_for_which_the_actor_stood_still_does_not_end_a_drain(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A frozen container: actor and server go on together, when the deadline is long over."""
+
+    def clock() -> AwakeClock:
+        began = time.monotonic()  # of the drain
+        late = lambda: time.monotonic() + (3600.0 if time.monotonic() - began > 1.0 else 0.0)  # noqa: E731
+        return AwakeClock(late)
+
+    monkeypatch.setattr(ray_actor, "AwakeClock", clock)
+    made = actor(
+        spec(),
+        "import signal, sys, time\n"
+        "signal.signal(signal.SIGTERM, lambda *_: (time.sleep(2.0), print('bye', flush=True), sys.exit(0)))\n"
+        "print('up', flush=True)\n"
+        "while True: time.sleep(0.05)",
+    )
+    wait_for(made, lambda _: made.tail(10) == b"up\n")
+    made.stop(PATIENCE_S)
+    assert (report(made).exit_code, report(made).reason) == (0, "exit code 0")
 
 
 @pytest.mark.parametrize("victim", ["actor", "guard"])

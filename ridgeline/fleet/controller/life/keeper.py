@@ -1,7 +1,8 @@
 """ReplicaKeeper: starts, probes, watches and drains each replica, and finds it again.
 
 It carries out the controller's decisions and never decides how many replicas there are. A replica is stored
-before it is started and removed after its end. A probe or a drain takes longer and has its own task.
+before it is started and removed after its end. Whatever asks a substrate or a replica has its own task: one
+that hangs holds up neither the controller's loop nor other replicas.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ import contextlib
 import logging
 import time
 from collections.abc import Awaitable, Callable, Coroutine, Mapping
-from typing import Any, cast
+from typing import Any, TypeGuard, cast
 
 from ridgeline.fleet.config import FleetConfig
 from ridgeline.fleet.controller.event_log import EventLog
@@ -22,12 +23,22 @@ from ridgeline.fleet.controller.life.replica_link import ReplicaLink
 from ridgeline.fleet.controller.store import FleetStore
 from ridgeline.fleet.messages import State
 from ridgeline.fleet.routing.ramp import RAMP_S
-from ridgeline.fleet.substrates.substrate import Handle, ReplicaSpec, Substrate, SubstrateError
+from ridgeline.fleet.substrates.substrate import (
+    Handle,
+    Observed,
+    ReplicaSpec,
+    Substrate,
+    SubstrateError,
+)
 from ridgeline.storage.errors import StorageError
 
 log = logging.getLogger("ridgeline.fleet")
 
 PROBE_S = 0.2
+LOOKS = 32  # replicas that the substrate is asked about at a time
+LOOK_S = 0.5  # longest wait of the controller's loop for its answers; a later answer counts when it comes
+FAILED_LOOK_S = 1.0  # pause after a bug in a substrate's library
+STARTS = 16  # starts that the substrate carries out at a time
 ORPHANS_S = 30.0  # seconds between two searches for replicas without a record
 LOST_SHOWN_S = 10.0  # a lost replica stays in the table for this many seconds
 STOP_RETRY_S = (1.0, 2.0, 5.0, 10.0)  # wait before a substrate is asked again to end a replica
@@ -59,6 +70,7 @@ class ReplicaKeeper:
         self.lost_lease = asyncio.Event()
         self._orphans_at = clock() + ORPHANS_S
         self._looking: asyncio.Task[None] | None = None
+        self._looks, self._starts = asyncio.Semaphore(LOOKS), asyncio.Semaphore(STARTS)
         self._tasks: set[asyncio.Task[None]] = set()
         self._is_hurried = False  # do not retry: leave a replica that cannot be ended at once
         self.left: list[str] = []  # replicas that could not be ended
@@ -111,7 +123,8 @@ class ReplicaKeeper:
             log.info("orphans were not looked for: %s", error)
             return
         for orphan in found:
-            if orphan.replica in self.replicas:  # asked after `find`: a start is recorded first
+            known = self.replicas.get(orphan.replica)  # asked after `find`: a start is recorded first
+            if known is not None and not known.has_failed_to_start:
                 continue
             # Written first: a controller that has lost its lease ends nothing.
             await self._events.say("orphan", f"{orphan.replica} runs without a record and is ended")
@@ -123,47 +136,80 @@ class ReplicaKeeper:
     def look_for_orphans(self, fleet: str) -> None:
         """Once in a while, beside everything else."""
         now = self._clock()
-        if now >= self._orphans_at and (self._looking is None or self._looking.done()):
+        if now >= self._orphans_at and not _runs(self._looking):
             self._orphans_at = now + ORPHANS_S
             self._looking = self._begin(self.end_orphans(fleet))
 
     async def start(self, spec: ReplicaSpec) -> None:
+        """Record a replica, which counts from now on, and have the substrate start it."""
         replica = Replica(spec.id, spec.model, spec.version, self._clock())
         replica.region, replica.pool = spec.resources.region, spec.resources.pool
-        replica.price = spec.resources.price
+        replica.source, replica.price = spec.source, spec.resources.price
+        replica.reason = "its substrate has not answered its start yet"
         self.replicas[replica.id] = replica
         try:
-            await self._store.save_replica(
-                replica.stored()
-            )  # first: the next controller finds it after a kill
+            # First: the next controller finds it after a kill.
+            await self._store.save_replica(replica.stored())
             await self._events.say("start", f"start {replica.id} with version {spec.version}", replica)
         except StorageError:  # it is not started, and must not count as one that starts
             del self.replicas[replica.id]
             raise
-        try:
-            replica.handle = await self._substrate.start(spec)
-        except SubstrateError as error:
-            await self._lose(replica, str(error))
-            return
+        replica.beginning = self._begin(self._start(replica, spec))
+
+    async def _start(self, replica: Replica, spec: ReplicaSpec) -> None:
+        async with self._starts:
+            try:
+                await self._store.lease.renew()  # another controller may have taken over before its turn
+                if replica.state != "starting":  # drained before its turn
+                    return
+                replica.handle = await self._substrate.start(spec)
+            except LeaseLost:
+                raise
+            except Exception as error:
+                await self._failed_to_start(replica, error)
+                return
         await self._store.save_replica(replica.stored())
+
+    async def _failed_to_start(self, replica: Replica, error: Exception) -> None:
+        self._orphans_at = self._clock()  # a start that was not answered may have been carried out
+        if not isinstance(error, SubstrateError | StorageError):
+            log.error("the start of %s failed", replica.id, exc_info=error)
+        if replica.state == "starting":
+            await self._lose(replica, str(error) or repr(error))
 
     # ---- watching ----
 
-    async def look(self, replica: Replica) -> None:
+    async def look_at_all(self) -> None:
         """Called once in each iteration of the controller's loop."""
-        now = self._clock()
-        if replica.state == "lost":
-            if now - replica.since > LOST_SHOWN_S and (replica.ending is None or replica.ending.done()):
-                del self.replicas[replica.id]
-            return
-        if replica.handle is None or replica.state == "draining":
-            return
+        now, begun = self._clock(), []
+        for replica in list(self.replicas.values()):
+            if replica.state == "lost":
+                if now - replica.since > LOST_SHOWN_S and not _runs(replica.ending):
+                    del self.replicas[replica.id]
+            elif replica.is_alive and replica.handle is not None and not _runs(replica.looking):
+                replica.looking = self._begin(self._look(replica, replica.handle))
+                begun.append(replica.looking)
+        if begun:
+            await asyncio.wait(begun, timeout=LOOK_S)
+
+    async def _look(self, replica: Replica, handle: Handle) -> None:
         try:
-            seen = await self._substrate.poll(replica.handle)
+            async with self._looks:
+                seen = await self._substrate.poll(handle)
         except SubstrateError as error:
-            # The replica may still serve: its feed and its probes decide.
-            replica.reason = f"its substrate does not answer: {error}"
+            # The replica may still serve: nothing is decided about it without its substrate.
+            if replica.is_alive:
+                replica.reason = f"its substrate does not answer: {error}"
             return
+        except Exception:
+            log.exception("the state of %s cannot be read", replica.id)
+            await asyncio.sleep(FAILED_LOOK_S)
+            return
+        if replica.is_alive:  # it may have been drained meanwhile
+            await self._judge(replica, seen)
+
+    async def _judge(self, replica: Replica, seen: Observed) -> None:
+        now = self._clock()
         replica.segments |= seen.segments
         if seen.phase == "exited":
             await self._lose(replica, seen.reason or "it ended")
@@ -246,6 +292,8 @@ class ReplicaKeeper:
     async def _end(self, replica: Replica, drain_s: float) -> None:
         if drain_s:
             await self._settled()
+        if not await self._has_begun(replica):
+            return
         if replica.handle is not None and not await self._stopped(replica, replica.handle, drain_s):
             return
         replica.forget()
@@ -253,6 +301,15 @@ class ReplicaKeeper:
         if replica.state == "draining":
             self.replicas.pop(replica.id, None)
             await self._events.say("ended", f"{replica.id} has ended", replica)
+
+    async def _has_begun(self, replica: Replica) -> bool:
+        """Wait until its substrate has answered its start: only then it can be ended."""
+        while _runs(replica.beginning):
+            await asyncio.wait([replica.beginning], timeout=LOOK_S)
+            if self._is_hurried and replica.handle is None:
+                self._leave(replica, "its start was not answered")
+                return False
+        return True
 
     async def _stopped(self, replica: Replica, handle: Handle, drain_s: float) -> bool:
         """End it, and ask again if the substrate fails: otherwise it would run without a record."""
@@ -264,14 +321,17 @@ class ReplicaKeeper:
             except SubstrateError as error:
                 replica.reason = f"it cannot be ended: {error}"
                 if self._is_hurried:
-                    log.error("%s cannot be ended and is left running: %s", replica.id, error)
-                    self.left.append(replica.id)
+                    self._leave(replica, str(error))
                     return False
                 if not failures:
                     text = f"{replica.id} cannot be ended yet: {error}"
                     await self._events.say("substrate", text, replica)
             await asyncio.sleep(STOP_RETRY_S[min(failures, len(STOP_RETRY_S) - 1)])
             failures += 1
+
+    def _leave(self, replica: Replica, why: str) -> None:
+        log.error("%s cannot be ended and is left running: %s", replica.id, why)
+        self.left.append(replica.id)
 
     async def kill(self) -> None:
         """End every replica now, with its requests. A replica that cannot be ended is left running."""
@@ -281,9 +341,7 @@ class ReplicaKeeper:
         await asyncio.gather(*ending, return_exceptions=True)
 
     async def all_ended(self) -> None:
-        while ending := [
-            one.ending for one in self.replicas.values() if one.ending is not None and not one.ending.done()
-        ]:
+        while ending := [one.ending for one in self.replicas.values() if _runs(one.ending)]:
             await asyncio.wait(ending)
 
     def leave(self) -> None:
@@ -303,8 +361,14 @@ class ReplicaKeeper:
             await work
         except LeaseLost:
             self.lost_lease.set()
+        except StorageError as error:
+            log.error("the controller cannot write its state: %s", error)
         except Exception:
             log.exception("a task of the controller failed")
         finally:
             with contextlib.suppress(RuntimeError):
                 work.close()
+
+
+def _runs(task: asyncio.Task[None] | None) -> TypeGuard[asyncio.Task[None]]:
+    return task is not None and not task.done()

@@ -33,6 +33,7 @@ class Replica:
         self.epoch = ""
         self.weight = 1.0
         self.region = self.pool = ""
+        self.source = ""  # of the weights; not of an adopted one
         self.price = 0.0  # per hour, when it was started; 0: not recorded
         self.segments: dict[str, float] = {}
         self.reason = ""  # why it is lost, or what its start waits for
@@ -46,6 +47,8 @@ class Replica:
         self.progress_at = now  # when its step count last rose, or it had no request
         self._tokens: deque[tuple[float, int]] = deque()
         # Tasks of the controller for it.
+        self.beginning: asyncio.Task[None] | None = None
+        self.looking: asyncio.Task[None] | None = None
         self.probing: asyncio.Task[None] | None = None
         self.following: asyncio.Task[None] | None = None
         self.ending: asyncio.Task[None] | None = None
@@ -57,6 +60,11 @@ class Replica:
     @property
     def is_alive(self) -> bool:
         return self.state in ("starting", "ramping", "ready")
+
+    @property
+    def has_failed_to_start(self) -> bool:
+        """Its substrate refused or did not answer its start: what runs under its name is none of ours."""
+        return self.state == "lost" and self.handle is None
 
     def enter(self, state: State, now: float) -> None:
         self.state, self.since = state, now
@@ -148,7 +156,7 @@ class Replica:
         return 0 if self.load is None else self.load.running + self.load.waiting
 
     def forget(self) -> None:
-        """Cancel the tasks for it, except the one that ends it."""
+        """Cancel the tasks that talk to it. Its start and its end, and a look at it, end by themselves."""
         for task in (self.probing, self.following):
             if task is not None:
                 task.cancel()

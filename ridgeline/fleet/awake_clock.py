@@ -1,7 +1,8 @@
 """AwakeClock: monotonic seconds, without the time for which this process was paused.
 
-A controller that was paused (SIGSTOP, a frozen container) received no report from its replicas. By a plain
-clock, all of them would look stalled when it continues, and it would end them.
+A controller that was paused (SIGSTOP, a frozen container) received no report from its replicas and watched no
+drain. By a plain clock, replicas would look stalled and drains overdue when it continues, and it would end
+them.
 """
 
 from __future__ import annotations
@@ -9,7 +10,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 
-STANDSTILL_S = 2.0  # the controller's loop reads the clock several times a second
+STANDSTILL_S = 2.0  # its readers read the clock several times a second
 
 
 class AwakeClock:
