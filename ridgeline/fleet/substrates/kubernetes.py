@@ -52,16 +52,21 @@ class KubernetesSubstrate:
         made = await self._create(pod(spec, self._config), spec.mark)
         watch.put(made)
         try:
-            await self._api.call("POST", self._api.secrets, secret(made, spec.environment))
-        except ApiError as error:
-            if error.status != 409:  # 409: an earlier try made it
-                with contextlib.suppress(ApiError):
-                    await self._delete(made["metadata"]["name"], made["metadata"]["uid"], 1)
-                raise
+            await self._create_secret(made, spec.environment)
+        except ApiError:
+            with contextlib.suppress(ApiError):
+                await self._delete(made["metadata"]["name"], made["metadata"]["uid"], 1)
+            raise
         return _handle(made, spec.fleet)
 
     async def adopt(self, handle: Handle, environment: Mapping[str, str] | None) -> None:
-        return None  # the pod has all that its start needs
+        """Make the Secret of a pod whose controller ended between the two: no container starts without it."""
+        if environment is None:
+            return
+        place = _place(handle)
+        found = await self._watch(place.fleet).get(place.name)
+        if found is not None and found["metadata"]["uid"] == place.uid and observed(found).phase == "pending":
+            await self._create_secret(found, environment)
 
     async def stop(self, handle: Handle, drain_s: float) -> None:
         place = _place(handle)
@@ -140,6 +145,13 @@ class KubernetesSubstrate:
             if made["metadata"].get("annotations", {}).get("ridgeline/mark") != mark:
                 raise SubstrateError(f"pod {name} already exists and belongs to another replica") from error
             return made
+
+    async def _create_secret(self, made: Object, environment: Mapping[str, str]) -> None:
+        try:
+            await self._api.call("POST", self._api.secrets, secret(made, environment))
+        except ApiError as error:
+            if error.status != 409:  # 409: an earlier try made it
+                raise
 
     async def _delete(self, name: str, uid: str, grace_s: int) -> bool:
         """Returns whether there was such a pod."""

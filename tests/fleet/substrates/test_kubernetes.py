@@ -16,6 +16,7 @@ from ridgeline.fleet.config_models import ResourcesConfig
 from ridgeline.fleet.config_substrates import KubernetesConfig
 from ridgeline.fleet.substrates import kubernetes
 from ridgeline.fleet.substrates.kubernetes import KubernetesSubstrate
+from ridgeline.fleet.substrates.kubernetes_pods import pod
 from ridgeline.fleet.substrates.substrate import MARK, Handle, Observed, ReplicaSpec, SubstrateError
 from ridgeline.proxy.http_client import Timeouts
 from tests.fleet.substrates.emulated_kubernetes import NAMESPACE, TOKEN, EmulatedKubernetes
@@ -307,6 +308,28 @@ async def test_another_controller_finds_the_replicas_of_its_fleet(
     later = KubernetesSubstrate(config)
     assert await later.find(SPEC.fleet) == [handle]
     assert (await later.poll(handle)).phase == "pending"
+    await later.close()
+
+
+async def test_an_adopted_pod_whose_controller_ended_before_it_made_the_secret_gets_it(
+    cluster: EmulatedKubernetes, substrate: KubernetesSubstrate, config: KubernetesConfig
+) -> None:
+    made = await substrate._create(pod(SPEC, config), SPEC.mark)  # here the controller was killed
+    later = KubernetesSubstrate(config)
+    (handle,) = await later.find(SPEC.fleet)
+    await later.adopt(handle, None)  # it is about to be ended
+    assert cluster.secrets == {}
+    for _ in range(2):  # the second time, the API answers that there is one
+        await later.adopt(handle, SPEC.environment)
+        assert cluster.secrets[NAME]["stringData"] == SPEC.environment
+        assert cluster.secrets[NAME]["metadata"]["ownerReferences"][0]["uid"] == made["metadata"]["uid"]
+    cluster.refuse["POST", "secrets"] = 403
+    with pytest.raises(SubstrateError, match="403 Forbidden"):
+        await later.adopt(handle, SPEC.environment)
+    await cluster.scheduled(NAME)
+    await cluster.running(NAME, "10.1.2.3")
+    await until(later, handle, lambda seen: seen.phase == "running")
+    await later.adopt(handle, SPEC.environment)  # its container has it
     await later.close()
 
 

@@ -91,11 +91,17 @@ class ReplicaKeeper:
             replica = Replica(one.id, one.model, one.version, now, one.created)
             replica.handle, replica.segments, replica.epoch = handle, dict(one.segments), one.epoch
             replica.region, replica.pool, replica.price = one.region, one.pool, one.price
-            await self._substrate.adopt(handle, None if one.state == "draining" else models.get(one.model))
+            replica.enter(cast(State, one.state), now)
+            try:
+                is_kept = one.state != "draining"
+                await self._substrate.adopt(handle, models.get(one.model) if is_kept else None)
+            except SubstrateError as error:
+                await self._not_completed(replica, error)
+                if not replica.is_alive:
+                    continue
             replica.url = (await self._substrate.poll(handle)).url  # the first table has it
             if replica.url:
                 self._follow(replica)
-            replica.enter(cast(State, one.state), now)
             replica.ready_since = now if replica.serves else None
             replica.was_adopted = True
             if one.state != "starting":  # start_s begins again: the wall clock may have been set since
@@ -114,6 +120,14 @@ class ReplicaKeeper:
         for orphan in found.orphans:
             await self._substrate.stop(orphan, 0.0)
             await self._events.say("orphan", f"{orphan.replica} ran without a record and was ended")
+
+    async def _not_completed(self, replica: Replica, error: SubstrateError) -> None:
+        """An earlier controller's start could not be completed. One that already serves needs nothing."""
+        self.replicas[replica.id] = replica
+        if replica.state == "starting":
+            await self._lose(replica, f"its start was interrupted and cannot be completed: {error}")
+        else:
+            await self._events.say("substrate", f"{replica.id} is adopted in part: {error}", replica)
 
     async def end_orphans(self, fleet: str) -> None:
         """End replicas without a record, such as one whose start was not answered but carried out."""
