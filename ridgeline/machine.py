@@ -1,4 +1,4 @@
-"""This machine, for every layer: usable CPUs and cores, the processor's name, the cache directory."""
+"""This machine, for every layer: usable CPUs, cores and memory, the processor's name, the cache directory."""
 
 from __future__ import annotations
 
@@ -73,17 +73,30 @@ def cpu_list(text: str) -> list[int]:
     return cpus
 
 
+def memory_bytes(root: Path = ROOT) -> int:
+    """Main memory, cut by the least limit of this process's control group and those above it."""
+    found = [_limit(folder / "memory.max") for folder in _groups(root, "")]
+    found += [_limit(folder / "memory.limit_in_bytes") for folder in _groups(root, "memory")]
+    installed = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    return min([installed, *(limit for limit in found if limit is not None)])
+
+
 def cpu_quota(root: Path = ROOT) -> float | None:
     """The least quota, in CPUs, of this process's control group and those above it (v1 or v2), if any."""
+    found = [_quota_v2(folder) for folder in _groups(root, "")]
+    found += [_quota_v1(folder) for folder in _groups(root, "cpu")]
+    return min((quota for quota in found if quota is not None), default=None)
+
+
+def _groups(root: Path, controller: str) -> list[Path]:
+    """Folders of this process's control group and those above it. An empty controller: those of version 2."""
     found = []
     for line in _read(root / "proc/self/cgroup").splitlines() or ["0::/"]:
         _, controllers, path = [*line.split(":", 2), "", ""][:3]
-        if not controllers:
-            found += [_quota_v2(folder) for folder in _upwards(root / "sys/fs/cgroup", path)]
-        elif "cpu" in controllers.split(","):
-            for mount in (controllers, "cpu"):
-                found += [_quota_v1(folder) for folder in _upwards(root / "sys/fs/cgroup" / mount, path)]
-    return min((quota for quota in found if quota is not None), default=None)
+        if controller in controllers.split(","):
+            for mount in dict.fromkeys((controllers, controller)):
+                found += _upwards(root / "sys/fs/cgroup" / mount, path)
+    return found
 
 
 def _upwards(mount: Path, path: str) -> list[Path]:
@@ -105,6 +118,11 @@ def _ratio(quota: str, period: str) -> float | None:
     if not (quota.isdigit() and period.isdigit()) or int(period) == 0:  # "max" and -1: none
         return None
     return int(quota) / int(period)
+
+
+def _limit(path: Path) -> int | None:
+    text = _read(path).strip()  # "max", or a number above every machine's memory: no limit
+    return int(text) if text.isdigit() else None
 
 
 def _read(path: Path) -> str:

@@ -122,3 +122,34 @@ def test_threads_are_cut_by_the_control_groups_quota(
 )
 def test_lists_of_cpus_are_read(text: str, cpus: list[int]) -> None:
     assert machine.cpu_list(text) == cpus
+
+
+@pytest.mark.parametrize(
+    ("files", "limit"),
+    [
+        ({"sys/fs/cgroup/memory.max": "max\n"}, None),
+        ({"sys/fs/cgroup/memory.max": f"{64 << 20}\n"}, 64 << 20),
+        (
+            {
+                "proc/self/cgroup": "0::/user.slice/job\n",
+                "sys/fs/cgroup/user.slice/memory.max": f"{32 << 20}\n",
+                "sys/fs/cgroup/user.slice/job/memory.max": f"{64 << 20}\n",
+            },
+            32 << 20,
+        ),
+        (  # version 1
+            {
+                "proc/self/cgroup": "4:memory:/job\n1:cpu:/\n0::/\n",
+                "sys/fs/cgroup/memory/memory.limit_in_bytes": "9223372036854771712\n",
+                "sys/fs/cgroup/memory/job/memory.limit_in_bytes": f"{48 << 20}\n",
+            },
+            48 << 20,
+        ),
+    ],
+)
+def test_memory_is_cut_by_the_control_groups_limit(
+    tmp_path: Path, files: dict[str, str], limit: int | None
+) -> None:
+    installed = machine.memory_bytes(tmp_path)
+    assert installed > 64 << 20
+    assert machine.memory_bytes(describe(tmp_path, files)) == (limit or installed)

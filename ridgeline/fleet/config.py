@@ -267,12 +267,26 @@ def _checked(settings: FleetSettings, where: str) -> FleetSettings:
         raise OptionError(
             f"{where}replicas cost {cost:g} per hour, more than [fleet] budget ({settings.fleet.budget:g})"
         )
+    _check_supply(settings, where)
     if len(os.fsencode(settings.state_dir)) > 80:
         raise OptionError(
             f"{where}[fleet] state_dir: {settings.state_dir} is longer than 80 bytes: "
             "a longer path leaves no room for the names of its sockets"
         )
     return settings
+
+
+def _check_supply(settings: FleetSettings, where: str) -> None:
+    """On this machine, the replicas at the start fit in what is set for all of them."""
+    if settings.substrate.kind != "local":
+        return
+    for key, unit in (("cpus", "CPUs"), ("memory", "GiB of memory")):
+        limit = getattr(settings.substrate_options, key)
+        needed = sum(one.model.replicas * (getattr(one.resources, key) or 0) for one in settings.models)
+        if limit is not None and needed > limit + 1e-9:
+            raise OptionError(
+                f"{where}replicas need {needed:g} {unit}, more than [substrate.local] {key} ({limit:g})"
+            )
 
 
 def _check_places(model: FleetModel, where: str) -> None:

@@ -53,8 +53,12 @@ class ModelConfig:
 class ResourcesConfig:
     """[models.resources]: what one replica uses and costs."""
 
-    cpus: int | None = option(None, "threads of one replica; default: the machine's, shared by its replicas")
-    memory: float | None = option(None, "GiB of memory of one replica; default: not counted")
+    cpus: int | None = option(
+        None, "threads of one replica; default: on this machine an equal share of those that the others leave"
+    )
+    memory: float | None = option(
+        None, "GiB of memory that one replica needs: it starts only where they are free; default: not counted"
+    )
     gpus: int = option(0, "GPUs of one replica")
     price: float = option(
         1.0, "price of one replica per hour, in any currency; with 1, a budget is a number of replicas"

@@ -23,8 +23,15 @@ class SubstrateConfig:
 class LocalConfig:
     """[substrate.local]"""
 
-    cpus: int | None = option(None, "threads for all replicas together; default: the machine's")
-    memory: float | None = option(None, "GiB for all replicas together; default: the machine's")
+    cpus: int | None = option(
+        None,
+        "CPUs for all replicas: one that names its cpus starts only while they suffice, the others share the "
+        "rest; default: the machine's, without a limit",
+    )
+    memory: float | None = option(
+        None,
+        "GiB for all replicas: one that names its memory starts only while it fits; default: the machine's",
+    )
     gpus: tuple[str, ...] = option((), "indices of the GPUs that replicas may use")
     separate_caches: bool = option(
         False, "give each replica a separate, empty cache, as on separate machines; removed at its end"

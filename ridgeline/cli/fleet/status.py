@@ -91,10 +91,24 @@ def _shown(status: dict[str, Any]) -> list[Any]:
         f"{status['url']} · up {age(status['up_s'])} · {status['routers_reporting']} of {status['routers']} "
         f"routers report · table {status['generation']}" + (" · stopping" if status["stopping"] else "")
     )
-    lines = [head, *(line for model in status["models"] for line in model_lines(model)), ""]
+    lines = [head, *supply_lines(status)]
+    lines += [*(line for model in status["models"] for line in model_lines(model)), ""]
     notes = limit_notes(replicas)
     shown = [*(Text(line) for line in lines), table if replicas else Text("no replica is running")]
     return [*shown, *(Text(line) for line in (["", *notes] if notes else []))]
+
+
+def supply_lines(status: dict[str, Any]) -> list[str]:
+    """What the substrate has, and what replicas that name their needs reserve of it."""
+    has, reserved = (_amounts(status.get(name) or {}) for name in ("capacity", "reserved"))
+    if not has:  # not known, or an older controller
+        return []
+    return [f"capacity: {has}" + (f"; replicas reserve {reserved}" if reserved else "")]
+
+
+def _amounts(of: dict[str, Any]) -> str:
+    units = {"cpus": "CPUs", "memory": "GiB", "gpus": "GPUs"}
+    return ", ".join(f"{of[name]:.4g} {unit}" for name, unit in units.items() if of.get(name))
 
 
 def model_lines(model: dict[str, Any]) -> list[str]:

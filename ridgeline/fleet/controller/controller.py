@@ -33,9 +33,11 @@ from ridgeline.fleet.controller.model_state import (
     replica_environment,
     replica_spec,
 )
-from ridgeline.fleet.controller.reconcile import STABLE_S, room_in_budget
+from ridgeline.fleet.controller.reconcile import STABLE_S
+from ridgeline.fleet.controller.room import Room, budget_room
 from ridgeline.fleet.controller.scaler import Scaler
 from ridgeline.fleet.controller.store import FleetStore
+from ridgeline.fleet.controller.supply import Supply
 from ridgeline.fleet.messages import Demand, ModelEntry, Table
 from ridgeline.fleet.substrates.substrate import Substrate
 from ridgeline.storage.errors import StorageError
@@ -64,6 +66,7 @@ class Controller:
         self.board = Board()
         self.events = EventLog(store, self.board, settings.fleet.events_kept)
         self.decisions = DecisionLog(store, settings.fleet.events_kept, self.clock)
+        self.supply = Supply(substrate, settings.substrate.kind == "local")
         self.keeper = ReplicaKeeper(
             settings.fleet,
             store,
@@ -83,8 +86,7 @@ class Controller:
         ] = {}  # the time of each router's last report, and the generation of its table
         self.is_stopping = False
         self.has_lost_lease = False
-        self._threads: int | None = None  # of a replica that names none
-        self._cpus: float | None = None
+        self._full: set[str] = set()  # models for whose replicas there is no room
         self._probing: dict[str, asyncio.Task[None]] = {}  # by model
         self._saved: dict[str, bytes] = {}
         self._awake = asyncio.Event()
@@ -100,8 +102,7 @@ class Controller:
         for config in self.settings.models:
             state = decode(stored[config.name]) if config.name in stored else None
             self.models[config.name] = ManagedModel(config, state, now)
-        self._cpus = (await self.substrate.capacity()).cpus
-        self._share_cpus()
+        await self.supply.start(now)
         await self.keeper.adopt(
             self.fleet,
             {name: replica_environment(one.config, self.key) for name, one in self.models.items()},
@@ -163,6 +164,7 @@ class Controller:
         await self.keeper.look_at_all()
         record_starts(self.settings, self.keeper.replicas.values())
         self.keeper.look_for_orphans(self.fleet)
+        self.supply.look(self.clock())
         if not self.is_stopping:
             for replica in list(self.keeper.replicas.values()):
                 if replica.is_alive and replica.model not in self.models:
@@ -185,6 +187,7 @@ class Controller:
     def leave(self) -> None:
         """Stop watching; replicas keep running without a controller."""
         self.keeper.leave()
+        self.supply.leave()
         self.board.close()
 
     def wake(self) -> None:
@@ -200,7 +203,9 @@ class Controller:
             model.config = config  # an earlier controller began this rollout
             self.scaler.configure(config)
             return ""
-        changed = model.reconfigure(config, self.clock())
+        changed = model.reconfigure(
+            config, self.clock(), self.supply.room(config, self.keeper.replicas.values())
+        )
         self.scaler.configure(config)
         if changed:
             await self.events.say("rollout", f"{config.name}: {changed}", model=config.name)
@@ -211,7 +216,6 @@ class Controller:
     async def add(self, config: FleetModel) -> None:
         """A model that fleet.toml has now: its replicas start."""
         model = self.models[config.name] = ManagedModel(config, None, self.clock())
-        self._share_cpus()
         self.scaler.configure(config)
         await self._save(model)
         text = f"{config.name}: added to the fleet with {model.state.target} replicas"
@@ -223,15 +227,9 @@ class Controller:
         del self.models[name]
         self.scaler.remove(name)
         self._saved.pop(name, None)
-        self._share_cpus()
         await self.decisions.remove(name)
         await self.events.say("model", f"{name}: removed from the fleet", model=name)
         self.wake()  # a turn drains its replicas, also one that was just being started
-
-    def _share_cpus(self) -> None:
-        if self.settings.substrate.kind == "local" and self._cpus:
-            wanted = sum(max(one.config.model.replicas, 1) for one in self.models.values())
-            self._threads = max(int(self._cpus) // max(wanted, 1), 1)
 
     async def set_target(self, name: str, target: int, why: str) -> None:
         model = self.models[name]
@@ -260,6 +258,9 @@ class Controller:
         actions = model.step(views, self._room(model.config), self.clock())
         if actions.note:
             await self.events.say("rollout", f"{name}: {actions.note}", model=name)
+        if model.full and name not in self._full:
+            await self.events.say("room", f"{name}: {model.full}", model=name)
+        (self._full.add if model.full else self._full.discard)(name)
         await self._save(model)
         if actions.probe and name not in self._probing:
             self._probing[name] = asyncio.create_task(self._probe(model))
@@ -309,19 +310,25 @@ class Controller:
             model.config,
             version,
             place,
-            threads=self._threads,
+            threads=self.supply.threads(one.config for one in self.models.values()),
             key=self.key,
             drain_s=drain_s,
             peers=peers,
         )
         await self.keeper.start(spec)
 
-    def _room(self, config: FleetModel) -> int:
-        """How many more replicas of this model the fleet's budget allows."""
+    def check_roll(self, config: FleetModel) -> None:
+        """RollRefused if this model's new settings cannot be rolled out now."""
+        room = self.supply.room(config, self.keeper.replicas.values())
+        self.models[config.name].check_roll(config, room)
+
+    def _room(self, config: FleetModel) -> Room:
+        """For more replicas of this model, in the fleet's budget and on the machine."""
         prices = {name: model.config.resources.price for name, model in self.models.items()}
         alive = [one for one in self.keeper.replicas.values() if one.state != "lost"]
         spent = sum(prices.get(one.model, one.price) for one in alive)  # also those of a removed model
-        return room_in_budget(self.settings.fleet.budget, config.resources.price, spent)
+        room = budget_room(self.settings.fleet.budget, config.resources.price, spent)
+        return room.least(self.supply.room(config, self.keeper.replicas.values()))
 
     async def _save(self, model: ManagedModel) -> None:
         state = encode(model.state)

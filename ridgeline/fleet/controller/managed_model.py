@@ -11,8 +11,9 @@ import msgspec
 
 from ridgeline.fleet.config_models import FleetModel
 from ridgeline.fleet.controller.model_state import ModelState, StoredRollout, VersionSpec, version_of
-from ridgeline.fleet.controller.reconcile import ReplicaView, Restarts, room_in_budget, to_remove
+from ridgeline.fleet.controller.reconcile import ReplicaView, Restarts, to_remove
 from ridgeline.fleet.controller.rollout import Counts, Rollout
+from ridgeline.fleet.controller.room import Room, budget_room
 from ridgeline.fleet.controller.spread import Spread, is_inside, may_serve
 from ridgeline.fleet.messages import ModelDemand, ModelEntry
 
@@ -38,6 +39,7 @@ class ManagedModel:
         self.new_weight = 1.0
         self.last_rollout = ""
         self.blocked = ""  # why no replica starts although the target needs one
+        self.full = ""  # the same, if the budget or the machine has no room
         if self.state.rollout is not None:  # the rollout of an earlier controller
             stored = self.state.rollout
             self.rollout = Rollout(
@@ -68,13 +70,13 @@ class ManagedModel:
     def set_target(self, target: int) -> None:
         self.state = msgspec.structs.replace(self.state, target=target)
 
-    def reconfigure(self, config: FleetModel, now: float) -> str:
+    def reconfigure(self, config: FleetModel, now: float, machine: Room) -> str:
         """Apply a changed fleet.toml. Changed settings of the replicas begin a rollout, which is returned.
         RollRefused: nothing is applied."""
         new = version_of(config)
         rolls = new.version != self.state.current.version
         if rolls:
-            self.check_roll(config)
+            self.check_roll(config, machine)
         self.config = config
         self.set_target(self._target_for(config))
         if not rolls:
@@ -84,7 +86,7 @@ class ManagedModel:
         self.state = msgspec.structs.replace(self.state, rollout=StoredRollout(new, self.rollout.phase))
         return f"roll from {self.state.current.version} to {new.version}"
 
-    def check_roll(self, config: FleetModel) -> None:
+    def check_roll(self, config: FleetModel, machine: Room) -> None:
         """RollRefused during another rollout, or if no replica could be replaced."""
         if self.rollout is not None:
             raise RollRefused(
@@ -98,6 +100,11 @@ class ManagedModel:
                 f"{config.name}: the budget has no room for one more replica, and [models.rollout] "
                 "unavailable is 0: raise the budget, or set unavailable = 1"
             )
+        if machine.count < 1 and config.rollout.unavailable == 0:
+            raise RollRefused(
+                f"{config.name}: there is no room for one more replica ({machine.why}), and "
+                "[models.rollout] unavailable is 0: set unavailable = 1"
+            )
 
     def _target_for(self, config: FleetModel) -> int:
         low, high = (config.scaling.min, config.most) if config.scales else (0, config.most)
@@ -109,20 +116,20 @@ class ManagedModel:
 
     # ---- deciding ----
 
-    def step(self, replicas: Sequence[ReplicaView], room: int, now: float) -> Actions:
-        """replicas: all of this model. room: how many more the fleet's budget allows."""
-        self.blocked = ""
+    def step(self, replicas: Sequence[ReplicaView], room: Room, now: float) -> Actions:
+        """replicas: all of this model. room: for more of them, in the fleet's budget and on the machine."""
+        self.blocked = self.full = ""
         price, budget = self.config.resources.price, self.config.scaling.budget
         # A lost replica costs nothing; a draining one costs until its end.
         spent = price * sum(one.state != "lost" for one in replicas)
-        room = min(room, room_in_budget(budget, price, spent))
+        room = room.least(budget_room(budget, price, spent))
         barred = [one for one in replicas if one.is_alive and not may_serve(self.config, one.region)]
         usable = [one for one in replicas if one not in barred]
         if self.rollout is not None:
             actions = self._roll_step(self.rollout, usable, room, now)
         else:
             actions = self._keep_step(usable, room, now)
-        ended = self._barred_to_end(barred, replicas, room)
+        ended = self._barred_to_end(barred, replicas, room.count)
         return msgspec.structs.replace(actions, drain=(*actions.drain, *ended))
 
     def misplaced(self, replicas: Sequence[ReplicaView]) -> list[str]:
@@ -139,7 +146,7 @@ class ManagedModel:
             return "it runs outside the places of its model"
         return f"{self.state.target} replicas are wanted"
 
-    def _keep_step(self, replicas: Sequence[ReplicaView], room: int, now: float) -> Actions:
+    def _keep_step(self, replicas: Sequence[ReplicaView], room: Room, now: float) -> Actions:
         """Without a rollout. Replicas outside the places serve until those that replace them do."""
         current, limits, target = self.state.current, self.config.rollout, self.state.target
         mine = [one for one in replicas if one.is_alive and one.version == current.version]
@@ -173,25 +180,30 @@ class ManagedModel:
         starting = sum(not one.serves for one in barred)
         return to_remove(barred, max(len(barred) - kept, starting))
 
-    def _allowed(self, version: VersionSpec, wanted: int, room: int, now: float) -> tuple[VersionSpec, ...]:
-        """How many replicas to start: limited by budget and backoff; after a failure, one at a time."""
+    def _allowed(self, version: VersionSpec, wanted: int, room: Room, now: float) -> tuple[VersionSpec, ...]:
+        """How many replicas to start: limited by room and backoff; after a failure, one at a time."""
         if not wanted:
             return ()
         restarts = self.restarts_of(version.version)
-        if room < wanted:
-            self.blocked = f"the budget allows {room} of {wanted} more replicas"
+        if room.count < wanted:
+            self._is_full(wanted, room)
         if restarts.failures:
             self.blocked = f"{restarts.failures} failed starts; {restarts.last_reason}"
             if restarts.wait_s(now) > 0:
                 return ()
             wanted = min(wanted, 1)
-        return (version,) * max(min(wanted, room), 0)
+        return (version,) * max(min(wanted, room.count), 0)
 
-    def _roll_step(self, rollout: Rollout, replicas: Sequence[ReplicaView], room: int, now: float) -> Actions:
+    def _is_full(self, wanted: int, room: Room) -> None:
+        self.blocked = self.full = f"there is room for {room.count} of {wanted} more replicas: {room.why}"
+
+    def _roll_step(
+        self, rollout: Rollout, replicas: Sequence[ReplicaView], room: Room, now: float
+    ) -> Actions:
         stored = self.state.rollout
         assert stored is not None
         old, new = (self._counts(version, replicas) for version in (rollout.old, rollout.new))
-        step = rollout.step(old, new, self.state.target, room, now)
+        step = rollout.step(old, new, self.state.target, room.count, now)
         self.new_weight = step.new_weight
         if rollout.is_over:
             self._end_rollout(rollout, stored.new)
@@ -207,6 +219,9 @@ class ManagedModel:
             for version, count in ((rollout.old, step.drain_old), (rollout.new, step.drain_new))
             for id in to_remove([one for one in replicas if one.version == version], count, self._weights)
         ]
+        moves = start or drain or any(one.state in ("starting", "draining") for one in replicas)
+        if room.count < 1 and not moves and (wanted := rollout.missing(old, new, self.state.target)):
+            self._is_full(wanted, room)
         return Actions(start, tuple(drain), step.note, step.probe)
 
     def _end_rollout(self, rollout: Rollout, new: VersionSpec) -> None:

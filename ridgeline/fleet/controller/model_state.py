@@ -23,6 +23,8 @@ class VersionSpec(msgspec.Struct, frozen=True):
     source: str
     serve: dict[str, _StoredValue]
     cpus: int | None = None
+    memory: float | None = None
+    gpus: int | None = None  # None: written by an earlier controller; those of fleet.toml count
 
 
 class StoredRollout(msgspec.Struct, frozen=True):
@@ -38,7 +40,10 @@ class ModelState(msgspec.Struct, frozen=True):
 
 
 def version_of(model: FleetModel) -> VersionSpec:
-    return VersionSpec(model.version, model.source, dict(model.serve), model.resources.cpus)
+    needed = model.resources
+    return VersionSpec(
+        model.version, model.source, dict(model.serve), needed.cpus, needed.memory, needed.gpus
+    )
 
 
 def encode(state: ModelState) -> bytes:
@@ -76,6 +81,9 @@ def replica_spec(
     if peers:
         environment["RIDGELINE_WEIGHT_PEERS"] = ",".join(peers)
     where = place or model.spread[0]
+    resources = replace(model.resources, region=where.region, pool=where.pool)
+    if version.gpus is not None:
+        resources = replace(resources, cpus=version.cpus, memory=version.memory, gpus=version.gpus)
     return ReplicaSpec(
         fleet=fleet,
         id=id,
@@ -84,7 +92,7 @@ def replica_spec(
         source=version.source,
         flags=tuple(flags),
         environment=environment,
-        resources=replace(model.resources, region=where.region, pool=where.pool),
+        resources=resources,
     )
 
 

@@ -115,6 +115,12 @@ class Rollout:
             "without traffic, a probe decides"
         )
 
+    def missing(self, old: Counts, new: Counts, wanted: int) -> int:
+        """How many replicas of the version that comes are to start now or later in this phase."""
+        if self.phase == "rolling_back":
+            return max(wanted - old.alive, 0)
+        return max((min(1, wanted) if self.phase == "canary" else wanted) - new.alive, 0)
+
     def turn_back(self, reason: str) -> None:
         if not self.is_over:
             self.phase, self.reason = "rolling_back", reason

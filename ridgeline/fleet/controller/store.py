@@ -16,6 +16,7 @@ import msgspec
 
 from ridgeline.fleet.controller.lease import STEPS as LEASE_STEPS
 from ridgeline.fleet.controller.lease import Lease, fenced
+from ridgeline.fleet.controller.room import Needs
 from ridgeline.storage.database import Row, Value, Work, statement
 from ridgeline.storage.sqlite import SqliteDatabase
 
@@ -45,8 +46,9 @@ STEPS = (
         "first_at DOUBLE PRECISION NOT NULL, last_at DOUBLE PRECISION NOT NULL, count BIGINT NOT NULL, "
         "same TEXT NOT NULL, text TEXT NOT NULL, facts TEXT NOT NULL)",
     ),
+    ("ALTER TABLE fleet_replicas ADD COLUMN needs TEXT NOT NULL DEFAULT '{}'",),
 )
-_COLUMNS = "id, model, version, state, created, place, epoch, segments, region, pool, price"
+_COLUMNS = "id, model, version, state, created, place, epoch, segments, region, pool, price, needs"
 
 
 class StoredDecisions(msgspec.Struct, frozen=True):
@@ -79,6 +81,7 @@ class StoredReplica(msgspec.Struct, frozen=True):
     region: str = ""
     pool: str = ""
     price: float = 0.0  # per hour; 0: not recorded
+    needs: Needs = Needs()
 
 
 class Event(msgspec.Struct, frozen=True):
@@ -143,7 +146,8 @@ class FleetStore:
 
     async def save_replica(self, one: StoredReplica) -> None:
         first, last = msgspec.structs.astuple(one)[:7], (one.region, one.pool, one.price)
-        values = (*first, msgspec.json.encode(one.segments).decode(), *last)
+        segments, needs = (msgspec.json.encode(part).decode() for part in (one.segments, one.needs))
+        values = (*first, segments, *last, needs)
         marks = ", ".join("?" * len(values))
         await self._write(
             statement(f"INSERT OR REPLACE INTO fleet_replicas ({_COLUMNS}) VALUES ({marks})", *values)
@@ -230,9 +234,12 @@ class FleetStore:
 
 
 def _replica(row: Row) -> StoredReplica:
-    id, model, version, state, created, place, epoch, segments, *last = row
-    spent = msgspec.json.decode(segments)
-    return StoredReplica(id, model, version, state, created, place, epoch, spent, *last)
+    *known, segments, region, pool, price, needs = row
+    id, model, version, state, created, place, epoch = known
+    spent, reserved = msgspec.json.decode(segments), msgspec.json.decode(needs, type=Needs)
+    return StoredReplica(
+        id, model, version, state, created, place, epoch, spent, region, pool, price, reserved
+    )
 
 
 def _event(row: Row) -> Event:

@@ -120,6 +120,9 @@ class KubernetesSubstrate:
             gpus=int(sum(amount(one.get(self._config.gpu_resource, 0)) for one in free)),
         )
 
+    def limits(self) -> Capacity:
+        return Capacity()  # a replica without room is pending
+
     async def close(self) -> None:
         for watch in self._watches.values():
             await watch.close()

@@ -28,6 +28,7 @@ from ridgeline.fleet.substrates.substrate import (
     ReplicaSpec,
     SubstrateError,
 )
+from ridgeline.machine import compute_threads, memory_bytes
 from ridgeline.options import without_settings
 from ridgeline.running import process_place, process_ticks, running
 
@@ -51,6 +52,7 @@ class Place(msgspec.Struct, frozen=True):
 class LocalSubstrate:
     def __init__(self, state_dir: Path, config: LocalConfig) -> None:
         self._state_dir, self._config = state_dir, config
+        self._memory = config.memory or memory_bytes() / (1 << 30)
         self._children: dict[int, subprocess.Popen[bytes]] = {}  # processes that this process started
         self._urls: dict[str, str] = {}
         self._spawned: dict[str, float] = {}
@@ -154,13 +156,12 @@ class LocalSubstrate:
         ]
 
     async def capacity(self) -> Capacity:
-        memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / (1 << 30)
-        cpus = len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count() or 1
-        return Capacity(
-            cpus=self._config.cpus or cpus,
-            memory=self._config.memory or memory,
-            gpus=len(self._config.gpus),
-        )
+        limits = self.limits()
+        return Capacity(limits.cpus or compute_threads(), limits.memory, limits.gpus)
+
+    def limits(self) -> Capacity:
+        """Replicas share the machine's processors, but not its memory."""
+        return Capacity(self._config.cpus, self._memory, len(self._config.gpus))
 
     async def close(self) -> None:
         return None

@@ -94,6 +94,9 @@ class RaySubstrate:
             gpus=int(found.get("GPU", 0.0)),
         )
 
+    def limits(self) -> Capacity:
+        return Capacity()  # a replica without room is pending
+
     async def close(self) -> None:
         """End a cluster that was started here, with its replicas. Those of another cluster keep running."""
         if self._ray is not None:

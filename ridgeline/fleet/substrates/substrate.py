@@ -53,7 +53,7 @@ class Observed(msgspec.Struct, frozen=True):
 
 
 class Capacity(msgspec.Struct, frozen=True):
-    """What all replicas together may use; None: unknown or unlimited."""
+    """Resources for all replicas together. None: unknown, or without a limit."""
 
     cpus: float | None = None
     memory: float | None = None  # GiB
@@ -90,7 +90,14 @@ class Substrate(Protocol):
         """Every running replica of this fleet, also those without a stored handle."""
         ...
 
-    async def capacity(self) -> Capacity: ...
+    async def capacity(self) -> Capacity:
+        """What it has, free or in use."""
+        ...
+
+    def limits(self) -> Capacity:
+        """What replicas together never get more of: the controller starts none without room. None: a replica
+        without room is pending here."""
+        ...
 
     async def close(self) -> None:
         """Release connections. Replicas keep running."""

@@ -91,6 +91,14 @@ def test_every_table_of_the_file_is_read(tmp_path: Path) -> None:
         ({"models": [{"name": "a"}, {"name": "b", "aliases": ["a"]}]}, "two models have the name"),
         ({"models": [{"name": "a.b"}, {"name": "a-b"}]}, "would have the same ids"),
         ({"fleet": {"budget": 1.0}, **one(replicas=2)}, "replicas cost 2 per hour, more than"),
+        (
+            {"substrate": {"local": {"memory": 7}}, **one(replicas=2, resources={"memory": 4})},
+            "replicas need 8 GiB of memory, more than \\[substrate.local\\] memory \\(7\\)",
+        ),
+        (
+            {"substrate": {"local": {"cpus": 3}}, **one(replicas=2, resources={"cpus": 2})},
+            "replicas need 4 CPUs, more than \\[substrate.local\\] cpus \\(3\\)",
+        ),
     ],
 )
 def test_a_wrong_file_is_refused_with_what_to_change(document: dict[str, object], message: str) -> None:

@@ -3,105 +3,19 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Mapping, Sequence
-from pathlib import Path
 from typing import Any, cast
 
 import msgspec
 import pytest
 
 from ridgeline.cli.fleet.commands import wait_for
-from ridgeline.fleet.config import FleetSettings, make_fleet
-from ridgeline.fleet.config_substrates import LocalConfig
 from ridgeline.fleet.controller.api.commands import CommandRefused, Commands
 from ridgeline.fleet.controller.controller import Controller
-from ridgeline.fleet.controller.store import FleetStore
 from ridgeline.fleet.routing.book import LoadBook
-from ridgeline.fleet.substrates.local import LocalSubstrate
-from ridgeline.fleet.substrates.substrate import Handle, Observed, ReplicaSpec
+from ridgeline.fleet.substrates.substrate import Handle, ReplicaSpec
 from ridgeline.replica.messages import Load, Started
+from tests.fleet.controller.ruled import Ruled, shown
 from tests.patience import PATIENCE_S
-
-
-class PaperSubstrate(LocalSubstrate):
-    """Replicas start at once and never answer."""
-
-    def __init__(self, path: Path) -> None:
-        super().__init__(path, LocalConfig())
-        self.started: list[ReplicaSpec] = []
-        self.adopted: dict[str, Mapping[str, str] | None] = {}
-
-    async def start(self, spec: ReplicaSpec) -> Handle:
-        self.started.append(spec)
-        return Handle(spec.id, "paper")
-
-    async def adopt(self, handle: Handle, environment: Mapping[str, str] | None) -> None:
-        self.adopted[handle.replica] = environment
-
-    async def stop(self, handle: Handle, drain_s: float) -> None:
-        return None
-
-    async def poll(self, handle: Handle) -> Observed:
-        return Observed("running")
-
-    async def find(self, fleet: str) -> Sequence[Handle]:
-        return []
-
-
-class Ruled:
-    """A controller, and the replicas as the test says they are."""
-
-    def __init__(self, path: Path, store: FleetStore) -> None:
-        self.path, self.store, self.substrate = path, store, PaperSubstrate(path)
-        self.now = 1000.0
-        self.made: list[Controller] = []
-
-    def settings(self, *models: dict[str, Any], **document: Any) -> FleetSettings:
-        document["fleet"] = {"state_dir": str(self.path)} | document.get("fleet", {})
-        return make_fleet({"models": list(models)} | document)
-
-    async def controller(self, settings: FleetSettings) -> Controller:
-        made = Controller(settings, self.store, self.substrate, cast(Any, None), "key", lambda: self.now)
-        self.made.append(made)
-        await made.start()
-        await self.turn(made)
-        return made
-
-    async def turn(self, controller: Controller) -> None:
-        """One turn of the loop. Afterwards the substrate has answered every start."""
-        await controller.tick()
-        if starts := [one.beginning for one in controller.keeper.replicas.values() if one.beginning]:
-            await asyncio.wait(starts)
-
-    async def roll(self, controller: Controller, settings: FleetSettings) -> Any:
-        """`fleet roll` of this file, and one turn of the loop."""
-        done = await Commands(controller, "", lambda: settings, lambda: None).roll({})
-        await self.turn(controller)
-        return done
-
-    async def serve(self, controller: Controller) -> None:
-        """Every replica that starts serves now."""
-        for one in controller.keeper.replicas.values():
-            if one.state == "starting":
-                one.enter("ready", self.now)
-        await self.turn(controller)
-
-
-def shown(controller: Controller) -> list[str]:
-    return sorted(f"{one.region or '-'} {one.state}" for one in controller.keeper.replicas.values())
-
-
-@pytest.fixture
-async def ruled(tmp_path: Path) -> AsyncIterator[Ruled]:
-    store = FleetStore(tmp_path)
-    await store.open()
-    assert await store.lease.try_take() is None
-    made = Ruled(tmp_path, store)
-    yield made
-    await asyncio.sleep(0)  # tasks that were just made begin
-    for one in made.made:
-        one.leave()
-    await store.close()
 
 
 async def test_a_probe_that_finds_no_canary_does_not_wake_the_loop(ruled: Ruled) -> None:
@@ -256,9 +170,9 @@ async def test_replicas_of_a_removed_model_cost_until_they_end(ruled: Ruled) -> 
     await ruled.serve(controller)
     await ruled.roll(controller, ruled.settings({"name": "other", "replicas": 3}, fleet=fleet))
     assert shown(controller) == ["- draining"] * 2 + ["- ready"]
-    assert controller._room(controller.models["other"].config) == 0
+    assert controller._room(controller.models["other"].config).count == 0
     again = await ruled.controller(ruled.settings({"name": "other"}, fleet=fleet))  # it reads the records
-    assert again._room(again.models["other"].config) == 0
+    assert again._room(again.models["other"].config).count == 0
 
 
 async def test_starts_that_hang_count_in_the_budget_and_hold_up_no_other_model(
@@ -283,7 +197,7 @@ async def test_starts_that_hang_count_in_the_budget_and_hold_up_no_other_model(
     for _ in range(3):
         await controller.tick()
     assert asked == ["slow-1", "slow-2", "quick-1"]
-    assert controller._room(controller.models["quick"].config) == 0
+    assert controller._room(controller.models["quick"].config).count == 0
 
 
 async def test_adopted_replicas_get_the_environment_of_their_start(ruled: Ruled) -> None:

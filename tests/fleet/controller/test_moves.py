@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from ridgeline.fleet.config import make_fleet
 from ridgeline.fleet.controller.managed_model import ManagedModel
 from ridgeline.fleet.controller.reconcile import ReplicaView
+from ridgeline.fleet.controller.room import Room
 
 
 def managed(target: int, surge: int, unavailable: int, barred: bool) -> ManagedModel:
@@ -49,7 +50,7 @@ def test_replicas_move_and_enough_serve(
         elif event == "ended":
             replicas = [one for one in replicas if one.state != "draining"]
         else:
-            actions = model.step(replicas, max(room - len(replicas), 0), 0.0)
+            actions = model.step(replicas, Room(max(room - len(replicas), 0)), 0.0)
             replicas = [
                 msgspec.structs.replace(one, state="draining") if one.id in actions.drain else one
                 for one in replicas
@@ -71,7 +72,7 @@ def test_a_failed_start_is_told_until_another_replica_is_there() -> None:
     model = managed(1, 1, 0, False)
     version = model.state.current.version
     model.restarts_of(version).failed(0.0, "exit code 1")
-    assert model.step([], 1, 0.0).start == ()
+    assert model.step([], Room(1), 0.0).start == ()
     assert model.blocked == "1 failed starts; exit code 1"
-    model.step([ReplicaView("eu-0", version, "ready", 100.0, region="eu")], 1, 100.0)
+    model.step([ReplicaView("eu-0", version, "ready", 100.0, region="eu")], Room(1), 100.0)
     assert model.blocked == ""

@@ -64,6 +64,8 @@ class Commands:
             routers_reporting=sum(now - at < 5.0 for at, _ in controller.routers_seen.values()),
             models=tuple(model_status(controller, model) for model in controller.models.values()),
             replicas=tuple(replica_status(one, now) for one in controller.keeper.replicas.values()),
+            capacity=controller.supply.capacity,
+            reserved=controller.supply.reserved(controller.keeper.replicas.values()),
         )
 
     async def logs(self, id: str, last_bytes: int) -> bytes:
@@ -160,7 +162,7 @@ class Commands:
                 continue
             if config.version != model.state.current.version and not model.is_rolling_to(config.version):
                 try:
-                    model.check_roll(config)
+                    self._controller.check_roll(config)
                 except RollRefused as error:
                     raise CommandRefused(str(error)) from None
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from ridgeline.fleet.controller.api.status import FleetStatus, ReplicaStatus
+from ridgeline.fleet.controller.room import Needs
+from ridgeline.fleet.substrates.substrate import Capacity
 from ridgeline.replica.messages import WeightsFrom
 
 STATES = ("starting", "ramping", "ready", "draining", "lost")
@@ -46,6 +48,10 @@ def metrics_text(status: FleetStatus) -> str:
         "1 during a rollout.",
         (({"model": model.name}, bool(model.rollout)) for model in status.models),
     )
+    family(
+        "capacity", "gauge", "Resources of the substrate, where they are known.", _amounts(status.capacity)
+    )
+    family("reserved", "gauge", "Resources that replicas reserve.", _amounts(status.reserved))
     family("routers", "gauge", "Routers that report to the controller.", [({}, status.routers_reporting)])
     family("table_generation", "counter", "Generation of the newest table.", [({}, status.generation)])
     family("lease_fence", "counter", "Fence of the controller's lease.", [({}, status.fence)])
@@ -87,6 +93,13 @@ def metrics_text(status: FleetStatus) -> str:
         ),
     )
     return "\n".join(lines) + "\n"
+
+
+def _amounts(of: Capacity | Needs) -> Iterable[tuple[dict[str, str], float]]:
+    memory_bytes = None if of.memory is None else of.memory * (1 << 30)
+    for resource, value in (("cpus", of.cpus), ("memory_bytes", memory_bytes), ("gpus", of.gpus)):
+        if value is not None:
+            yield {"resource": resource}, value
 
 
 def _origin(one: ReplicaStatus, weights: WeightsFrom) -> dict[str, str]:

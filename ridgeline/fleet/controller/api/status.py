@@ -10,6 +10,8 @@ from ridgeline.fleet.controller.controller import Controller
 from ridgeline.fleet.controller.life.replica import Replica
 from ridgeline.fleet.controller.managed_model import ManagedModel
 from ridgeline.fleet.controller.reconcile import LOOP_FAILURES
+from ridgeline.fleet.controller.room import Needs
+from ridgeline.fleet.substrates.substrate import Capacity
 from ridgeline.replica.messages import WeightsFrom
 
 
@@ -73,6 +75,8 @@ class FleetStatus(msgspec.Struct, frozen=True):
     routers_reporting: int
     models: tuple[ModelStatus, ...]
     replicas: tuple[ReplicaStatus, ...]
+    capacity: Capacity = Capacity()  # of the substrate
+    reserved: Needs = Needs()  # by the replicas that name their needs
 
 
 def replica_status(replica: Replica, now: float) -> ReplicaStatus:

@@ -20,6 +20,7 @@ from ridgeline.fleet.controller.lease import LeaseLost
 from ridgeline.fleet.controller.life.adoption import find_replicas
 from ridgeline.fleet.controller.life.replica import Replica
 from ridgeline.fleet.controller.life.replica_link import ReplicaLink
+from ridgeline.fleet.controller.room import needs_of
 from ridgeline.fleet.controller.store import FleetStore
 from ridgeline.fleet.messages import State
 from ridgeline.fleet.routing.ramp import RAMP_S
@@ -91,6 +92,7 @@ class ReplicaKeeper:
             replica = Replica(one.id, one.model, one.version, now, one.created)
             replica.handle, replica.segments, replica.epoch = handle, dict(one.segments), one.epoch
             replica.region, replica.pool, replica.price = one.region, one.pool, one.price
+            replica.needs = one.needs
             replica.enter(cast(State, one.state), now)
             try:
                 is_kept = one.state != "draining"
@@ -159,6 +161,7 @@ class ReplicaKeeper:
         replica = Replica(spec.id, spec.model, spec.version, self._clock())
         replica.region, replica.pool = spec.resources.region, spec.resources.pool
         replica.source, replica.price = spec.source, spec.resources.price
+        replica.needs = needs_of(spec.resources)
         replica.reason = "its substrate has not answered its start yet"
         self.replicas[replica.id] = replica
         try:

@@ -8,6 +8,7 @@ from collections import deque
 from collections.abc import Collection, Iterable
 
 from ridgeline.fleet.controller.reconcile import ReplicaView
+from ridgeline.fleet.controller.room import Needs
 from ridgeline.fleet.controller.store import StoredReplica
 from ridgeline.fleet.messages import ReplicaEntry, State
 from ridgeline.fleet.routing.ramp import is_proven
@@ -35,6 +36,7 @@ class Replica:
         self.region = self.pool = ""
         self.source = ""  # of the weights; not of an adopted one
         self.price = 0.0  # per hour, when it was started; 0: not recorded
+        self.needs = Needs()
         self.segments: dict[str, float] = {}
         self.reason = ""  # why it is lost, or what its start waits for
         self.ready_since: float | None = None
@@ -60,6 +62,12 @@ class Replica:
     @property
     def is_alive(self) -> bool:
         return self.state in ("starting", "ramping", "ready")
+
+    @property
+    def holds(self) -> Needs:
+        """What it reserves: until nothing of it runs, also if it is lost."""
+        has_ended = self.handle is None or (self.ending is not None and self.ending.done())
+        return Needs() if self.state == "lost" and has_ended else self.needs
 
     @property
     def has_failed_to_start(self) -> bool:
@@ -149,6 +157,7 @@ class Replica:
             self.region,
             self.pool,
             self.price,
+            self.needs,
         )
 
     @property
