@@ -50,7 +50,7 @@ EVERYTHING: dict[str, Any] = {
         "config": '[[upstreams]]\nname = "a"\nkind = "ridgeline"\nurl = "http://{{ .Release.Name }}-a:8000"\n'
         'key_file = "/run/secrets/ridgeline/api-keys"\n[[models]]\nname = "a"\ntargets = ["a/a"]\n',
     },
-    "metrics": {"podMonitor": True},
+    "metrics": {"podMonitor": True, "fleetKey": {"secret": "scrape"}},
     "image": {"pullSecrets": ["registry"]},
 }
 
@@ -79,7 +79,15 @@ def by_kind(text: str, kind: str) -> dict[str, dict[str, Any]]:
     return {one["metadata"]["name"]: one for one in objects(text) if one["kind"] == kind}
 
 
-SETTINGS = [("deployments", {}), ("fleet", {}), ("deployments", EVERYTHING), ("fleet", EVERYTHING)]
+GRPC: dict[str, Any] = {"grpcPort": 50051}
+GATEWAY_GRPC: dict[str, Any] = EVERYTHING | {
+    "grpcPort": 50051,
+    "gateway": EVERYTHING["gateway"]
+    | {"config": "[gateway]\ngrpc_port = 50051\n" + EVERYTHING["gateway"]["config"]},
+}
+SETTINGS = [
+    (mode, values) for values in ({}, EVERYTHING, GRPC, GATEWAY_GRPC) for mode in ("deployments", "fleet")
+]
 
 
 def test_lint_finds_nothing() -> None:
@@ -156,6 +164,18 @@ def test_gpus_zeroes_and_metrics_reach_the_objects() -> None:
         assert f"`{metric}`" in documented
 
 
+def test_prometheus_reads_servers_replicas_and_with_a_key_routers() -> None:
+    monitors = by_kind(render(EVERYTHING, "fleet"), "PodMonitor")
+    assert set(monitors) == {"ridgeline", "ridgeline-fleet"}
+    (endpoint,) = monitors["ridgeline-fleet"]["spec"]["podMetricsEndpoints"]
+    assert endpoint["authorization"] == {"credentials": {"name": "scrape", "key": "key"}}
+    pod = by_kind(render(EVERYTHING, "fleet"), "StatefulSet")["ridgeline-fleet"]["spec"]["template"]
+    wanted = monitors["ridgeline-fleet"]["spec"]["selector"]["matchLabels"]
+    assert wanted.items() <= pod["metadata"]["labels"].items()
+    for values, mode in (({"metrics": {"podMonitor": True}}, "fleet"), (EVERYTHING, "deployments")):
+        assert set(by_kind(render(values, mode), "PodMonitor")) == {"ridgeline"}
+
+
 def test_commands_are_accepted_by_the_programs(tmp_path: Path) -> None:
     (tmp_path / "api-keys").write_text("key\n", encoding="utf-8")
     pod = by_kind(render(EVERYTHING), "Deployment")["ridgeline-a"]["spec"]["template"]["spec"]
@@ -185,6 +205,52 @@ def test_the_controller_s_file_is_accepted() -> None:
     assert settings.substrate_options.service_account == "ridgeline-server"
 
 
+@pytest.mark.parametrize(
+    ("mode", "values", "entry", "others"),
+    [
+        ("deployments", GRPC, "smollm2", []),
+        ("fleet", GRPC, "fleet", []),
+        ("deployments", GATEWAY_GRPC, "gateway", ["a", "b", "c"]),
+        ("fleet", GATEWAY_GRPC, "gateway", ["fleet"]),
+        ("fleet", {}, "", ["fleet"]),
+    ],
+)
+def test_grpc_is_a_port_of_the_entry_point_alone(
+    mode: str, values: dict[str, Any], entry: str, others: list[str]
+) -> None:
+    text = render(values, mode)
+    pods = by_kind(text, "Deployment") | by_kind(text, "StatefulSet")
+    services, policies = by_kind(text, "Service"), by_kind(text, "NetworkPolicy")
+    for name in filter(None, [entry, *others]):
+        name = f"ridgeline-{name}"
+        (container,) = pods[name]["spec"]["template"]["spec"]["containers"]
+        listens = {one["name"]: one["containerPort"] for one in container["ports"]}.get("grpc")
+        (port,) = [one for one in services[name]["spec"]["ports"] if one["name"] == "grpc"] or [None]
+        part = pods[name]["spec"]["template"]["metadata"]["labels"]["app.kubernetes.io/component"]
+        ingress = policies[f"ridgeline-{part}"]["spec"]["ingress"]
+        allowed = 50051 in [one["port"] for rule in ingress for one in rule["ports"]]
+        if name == f"ridgeline-{entry}":
+            assert (listens, allowed) == (50051, True)
+            assert port == {"name": "grpc", "port": 50051, "targetPort": "grpc", "appProtocol": "grpc"}
+        else:
+            assert (listens, port, allowed) == (None, None, False)
+
+
+def test_the_programs_listen_on_the_port_for_grpc() -> None:
+    from ridgeline.fleet.config import make_fleet
+
+    (pod,) = by_kind(render(GRPC), "Deployment").values()
+    assert "--grpc-port=50051" in pod["spec"]["template"]["spec"]["containers"][0]["args"]
+    files = {
+        mode: by_kind(render(values, mode), "ConfigMap")
+        for mode, values in (("fleet", GRPC), ("deployments", GATEWAY_GRPC))
+    }
+    fleet = tomllib.loads(files["fleet"]["ridgeline-fleet"]["data"]["fleet.toml"])
+    assert make_fleet(fleet).fleet.grpc_port == 50051
+    gateway = tomllib.loads(files["deployments"]["ridgeline-gateway"]["data"]["gateway.toml"])
+    assert gateway["gateway"]["grpc_port"] == 50051
+
+
 def test_the_controller_s_role_allows_what_the_substrate_calls_and_no_more() -> None:
     rules = by_kind(render(mode="fleet"), "Role")["ridgeline-fleet"]["rules"]
     allowed = {(resource, verb) for rule in rules for resource in rule["resources"] for verb in rule["verbs"]}
@@ -204,6 +270,9 @@ def test_the_controller_s_role_allows_what_the_substrate_calls_and_no_more() -> 
         ('models=[{"name":"a","autoscaling":{"minReplicas":9}}]', "more than maxReplicas"),
         ('gateway={"enabled":true}', "gateway.config"),
         ("replicaCount=3", "replicaCount"),
+        ("grpcPort=70000", "grpcPort"),
+        ('gateway={"enabled":true,"config":"[gateway]"},grpcPort=50051', "needs the line grpc_port = 50051"),
+        ('mode="fleet",grpcPort=50051,fleet={"config":"[fleet]"}', "needs the line grpc_port = 50051"),
     ],
 )
 def test_wrong_values_are_refused(setting: str, message: str) -> None:

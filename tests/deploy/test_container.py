@@ -96,6 +96,7 @@ def test_the_extras_it_installs_exist() -> None:
     for stage in ("cpu-environment", "cuda-environment"):
         (names,) = re.findall(r"\.whl\)\[([\w,]+)\]", argument(stage, "RUN"))
         assert set(names.split(",")) <= set(extras)
+        assert {"gateway", "grpc", "otel"} <= set(names.split(",")), "what deploy/ switches on"
 
 
 def test_the_health_check_fails_without_a_server_and_passes_with_one() -> None:

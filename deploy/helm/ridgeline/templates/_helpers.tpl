@@ -23,6 +23,18 @@ app.kubernetes.io/managed-by: {{ .root.Release.Service }}
 helm.sh/chart: {{ .root.Chart.Name }}-{{ .root.Chart.Version }}
 {{- end }}
 
+{{/* The port for gRPC of servers or of the fleet: empty if it is off, or if a gateway is the entry point. */}}
+{{- define "ridgeline.grpcPort" -}}
+{{- if and .Values.grpcPort (not .Values.gateway.enabled) }}{{ .Values.grpcPort }}{{ end }}
+{{- end }}
+
+{{/* A file that the values replace must name the port too: nothing would listen on it. */}}
+{{- define "ridgeline.checkGrpc" -}}
+{{- if not (regexMatch (printf "(?m)^\\s*grpc_port\\s*=\\s*%d\\s*(#.*)?$" (int .port)) .text) }}
+{{- fail (printf "grpcPort is %d: %s needs the line grpc_port = %d" (int .port) .what (int .port)) }}
+{{- end }}
+{{- end }}
+
 {{/* The image runs as user 10001 and writes to /state, /cache and /tmp alone. */}}
 {{- define "ridgeline.podSecurity" -}}
 runAsNonRoot: true

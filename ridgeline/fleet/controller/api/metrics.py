@@ -53,8 +53,8 @@ def metrics_text(status: FleetStatus) -> str:
     )
     family("reserved", "gauge", "Resources that replicas reserve.", _amounts(status.reserved))
     family("routers", "gauge", "Routers that report to the controller.", [({}, status.routers_reporting)])
-    family("table_generation", "counter", "Generation of the newest table.", [({}, status.generation)])
-    family("lease_fence", "counter", "Fence of the controller's lease.", [({}, status.fence)])
+    family("table_generation", "gauge", "Generation of the newest table.", [({}, status.generation)])
+    family("lease_fence", "gauge", "Fence of the controller's lease.", [({}, status.fence)])
     family(
         "cold_start_seconds",
         "gauge",
