@@ -218,7 +218,7 @@ def told(controller: Controller) -> LoadBook:
 
 
 async def test_an_alias_that_fleet_toml_moves_or_drops_is_no_longer_the_old_model_s(ruled: Ruled) -> None:
-    """Replicas still have the names with which they were started: an alias is no part of a version."""
+    """Replicas still have the names with which they were started: an alias does not belong to a version."""
     controller = await ruled.controller(
         ruled.settings({"name": "new"}, {"name": "old", "aliases": ["best", "first"]})
     )
