@@ -46,6 +46,6 @@ def read_factors(file: GgufFile) -> dict[str, Floats]:
 
 
 def factors_of_rows(factors: Floats, rows: np.ndarray[Any, Any], stored_rows: int) -> Floats:
-    """[rows]: of these rows of a tensor with so many."""
+    """[rows]: the factor of each of these rows. stored_rows: of the whole tensor."""
     chosen: Floats = factors[rows * len(factors) // stored_rows]
     return chosen

@@ -167,7 +167,7 @@ def _mxfp4(blocks: Bytes) -> Floats:
 def _nvfp4(blocks: Bytes) -> Floats:
     """Bytes: four scales E4M3, four times 8 bytes of E2M1 numbers. Four groups of 16: value = scale · number.
 
-    The tensor has one more factor where the file has it as a tensor of its own (`files.gguf_factors`).
+    The whole tensor may have one more factor, in another tensor of the file (`files.gguf_factors`).
     """
     numbers = blocks[:, 4:].reshape(-1, 4, 1, 8) >> np.array([[0], [4]], dtype=np.uint8) & 15
     values: Floats = E2M1_DOUBLED[numbers].reshape(-1, 4, 16) * (_UE4M3[blocks[:, :4]] / 2)[:, :, None]

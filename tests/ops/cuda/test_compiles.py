@@ -273,7 +273,7 @@ def test_products_of_fewer_bits_and_an_8_bit_cache_compile(
     tmp_path: Path, weights: str, kv_format: str, capability: int
 ) -> None:
     wide = {**QWEN3_06B, "intermediate_size": 6144}  # more columns than a program reads at once
-    if weights == "auto":  # as stored, in groups that are no power of two
+    if weights == "auto":  # as stored, in groups whose size is not a power of two
         wide["quantization_config"] = {"quant_method": "fp8", "weight_block_size": [192, 192]}
     (tmp_path / "config.json").write_text(json.dumps(wide))
     program = PROGRAM.partition("dry_run =")[0] + LOW
