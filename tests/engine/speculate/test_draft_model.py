@@ -6,9 +6,11 @@ from dataclasses import replace
 
 import torch
 
+from ridgeline.engine.run.core import EngineCore
 from ridgeline.engine.run.drafters.model_drafter import ModelDrafter
 from ridgeline.engine.schedule.intake import make_sequences
 from ridgeline.engine.schedule.request import Request, SamplingParams, Sequence
+from ridgeline.engine.schedule.scheduler import Scheduler
 from ridgeline.engine.schedule.step import StepPlan, StepResult
 from ridgeline.engine.speculate import speculation as speculation_module
 from ridgeline.engine.speculate.speculation import Speculation
@@ -100,6 +102,54 @@ def test_a_long_prompt_is_read_in_parts_while_another_sequence_is_guessed_for(mo
     assert ["short", "long"] in asked
     assert speculation.stats().off["catch_up"] >= 5
     assert speculation.stats().accepted > 10
+
+
+class Timed(Counted):
+    """A step takes this time and a hundredth of it for each token, on a clock of its own."""
+
+    def __init__(self, runner, clock: list[float], seconds: float) -> None:
+        super().__init__(runner)
+        self._clock, self._seconds = clock, seconds
+
+    def execute(self, plan: StepPlan) -> StepResult:
+        self._clock[0] += self._seconds * (1 + 0.01 * plan.num_tokens)
+        return super().execute(plan)
+
+
+def answered_in_turn(weights=None, share: float = 0.0) -> tuple[float, list[list[int]], int]:
+    """Three requests one after the other: the time, their tokens and how many guesses were right.
+
+    weights: of the draft model; share: the time of its steps, of a plain step's
+    """
+    params = SamplingParams(max_tokens=120, temperature=0.8, seed=3, ignore_eos=True)
+    requests = [Request(f"r{n}", [(n + 7 * i) % 90 + 3 for i in range(60)], params) for n in range(3)]
+    clock = [0.0]
+    speculation = None
+    if weights is not None:
+        own = Timed(torch_runner(SPEC, weights, ROOMY), clock, share)
+        drafter = ModelDrafter(own, 90, 16, ROOMY.step_tokens, ROOMY.max_context)
+        speculation = Speculation(drafter, SPEC.vocab_size, clock=lambda: clock[0])
+    runner = Timed(torch_runner(SPEC, WEIGHTS, ROOMY), clock, 1.0)
+    core = EngineCore(Scheduler(ROOMY.limits()), runner, clock=lambda: clock[0], speculation=speculation)
+    found: list[list[int]] = []
+    for request in requests:
+        found.append([])
+        core.add(request)
+        while core.has_work:
+            for delta in core.step():
+                found[-1] += delta.tokens
+    assert core.speculation is speculation, "the drafter failed"
+    return clock[0], found, 0 if speculation is None else speculation.stats().accepted
+
+
+def test_the_policy_asks_it_where_it_pays_and_no_answer_changes():
+    """The served model drafts for itself; another one does; itself at three times its time."""
+    off_s, expected, _ = answered_in_turn()
+    for weights, share, least in ((WEIGHTS, 0.05, 1.2), (OTHER, 0.05, 0.98), (WEIGHTS, 3.0, 0.98)):
+        on_s, found, right = answered_in_turn(weights, share)
+        assert found == expected
+        assert off_s / on_s >= least
+        assert right > 100 or least < 1
 
 
 def test_a_draft_takes_as_many_passes_as_it_has_guesses():
