@@ -111,7 +111,6 @@ def build_engine(
     grammars = GrammarCompiler(path, spec.vocab_size, spec.eos_ids, untrusted=untrusted_grammars)
     with budget.stage("import"):
         backend.prepare()
-        drafter.prepare()
     with budget.stage("plan"):
         footprint = backend.footprint(sizes)
         room = drafter.footprint(sizes, footprint)

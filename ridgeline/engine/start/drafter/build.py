@@ -45,12 +45,8 @@ class DrafterBuild:
             self._model = _ModelBuild(choice.model, build, context)
         self._loaded: Loaded | None = None  # a draft model
 
-    def prepare(self) -> None:
-        """As that of the served model's build, which comes first."""
-        if self._model is not None:
-            self._model.build.prepare()
-
     def footprint(self, sizes: StepSizes, target: Footprint) -> DrafterFootprint:
+        """The served model's build is prepared. That of a draft model is not yet: its device is the same."""
         if self._model is not None:
             self._room = model_footprint(self._model.build.footprint(sizes))
         elif self._choice.head is not None:
@@ -87,6 +83,7 @@ class DrafterBuild:
 
         assert self._model is not None
         own = draft_model_plan(plan, self._room, self._model.max_context)
+        self._model.build.prepare()
         loaded = self._loaded = self._model.build.load(own, sizes, None)
         if loaded.before_first_step is not None:
             loaded.before_first_step()
