@@ -62,9 +62,9 @@ class Asking:
     # ── before a step ────────────────────────────────────────────────────────────────────────────────────
 
     def choose(self, seqs: list[Sequence], rows: int, context: int) -> Ask | None:
-        """Whom to ask for how many guesses, in a step of `rows` decodes; None: nobody."""
+        """The sequences to ask for, in a step of `rows` decodes, and the number of guesses; None: no ask."""
         plain_s = self._lengths.plain_s(rows, context)
-        if plain_s is None or not self._is_due(seqs, rows, context, plain_s):
+        if plain_s is None or not self._is_due(rows, context, plain_s):
             return None
         ready = [seq for seq in seqs if self._drafter.behind(seq) == 0]
         if not ready:
@@ -106,7 +106,7 @@ class Asking:
         left: tokens that are expected of a sequence
         """
         plain_s = self._lengths.plain_s(rows, context)
-        if plain_s is None or not self._is_due(seqs, rows, context, plain_s):
+        if plain_s is None or not self._is_due(rows, context, plain_s):
             return 0.0
         missing = {seq: count for seq in seqs if (count := self._drafter.behind(seq)) is not None}
         behind = sorted((seq for seq, count in missing.items() if count), key=missing.__getitem__)
@@ -117,9 +117,8 @@ class Asking:
             self._review_at = self._steps + REVIEW
             if len(behind) < len(missing):
                 return 0.0  # a look can do without
-            cost_s = self.times.reading_s(missing[behind[0]], plain_s) + self._look_s(
-                1, rows, context, plain_s
-            )
+            cost_s = self.times.reading_s(missing[behind[0]], plain_s)
+            cost_s += self._look_s(1, rows, context, plain_s)
             chosen = behind[:1] if self.budget.affords_look(cost_s) else []
         else:
             saved_s = plain_s * (1 - 1 / choice.gain) / rows  # by each token of a row
@@ -148,7 +147,7 @@ class Asking:
 
     # ── expectations ─────────────────────────────────────────────────────────────────────────────────────
 
-    def _is_due(self, seqs: list[Sequence], rows: int, context: int, plain_s: float) -> bool:
+    def _is_due(self, rows: int, context: int, plain_s: float) -> bool:
         """A review or a look. Between those a step costs nothing."""
         if self._steps >= self._review_at:
             return True
