@@ -20,12 +20,12 @@ class LossBudget:
         self._most_s = math.inf
 
     def pay_in(self, seconds: float) -> None:
-        """A step without guesses took so long, and the drafter did nothing for it."""
+        """seconds: of a step without guesses, for which the drafter did nothing"""
         self._for_look_s += SHARE * seconds
         self.settle(SHARE * seconds)
 
     def settle(self, saved_s: float) -> None:
-        """A step saved so much time against plain ones; negative if it lost."""
+        """saved_s: what a step saved against plain ones; negative if it lost"""
         self.left_s = min(self.left_s + saved_s, max(self.left_s, self._most_s))
 
     def limit(self, plain_s: float) -> None:
@@ -36,7 +36,7 @@ class LossBudget:
         return self.left_s >= cost_s
 
     def affords_look(self, cost_s: float) -> bool:
-        """A look is an ask that is not expected to pay. What was saved is not spent on looks in a row."""
+        """A look is an ask that is not expected to pay. Savings are not spent on looks in a row."""
         return min(self.left_s, self._for_look_s) >= cost_s
 
     def looked(self) -> None:

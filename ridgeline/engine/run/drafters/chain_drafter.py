@@ -243,7 +243,7 @@ class ChainDrafter:
     # ── the head ─────────────────────────────────────────────────────────────────────────────────────────
 
     def _read_kept(self, counts: dict[Sequence, int]) -> None:
-        """Let the head read so many of the kept hidden states of each sequence."""
+        """Let the head read the kept hidden states. counts: how many of each sequence"""
         longest = max(counts.values())
         states = [self._states[seq] for seq in counts]
         places = [
