@@ -44,7 +44,7 @@ class DraftingTimes:
         return READING_SIZES[-1]
 
     def reading_s(self, tokens: int, plain_s: float) -> float:
-        """The time of reading this number of tokens, in parts. Before anything was measured: of a first part."""
+        """The time of reading `tokens` tokens, in parts. Before anything was measured: of a first part."""
         size = self.reading_size(plain_s)
         whole, rest = divmod(tokens, size)
         each, last = self._part_s(size), self._part_s(max(rest, 1))
